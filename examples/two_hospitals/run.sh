@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# From kits to the first result: an organiser and two hospitals on this machine, then everything ends.
+# From invitations to the first result: an organiser and two hospitals on this machine, then everything ends.
 #   bash examples/two_hospitals/run.sh [FOLDER]      a new folder for kits, scans and the run
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+EXAMPLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 work=${1:-two_hospitals}
 python=$(dirname "$(command -v wardround)")/python
 [ ! -e "$work" ] || { echo "$work exists already. Give another folder, or remove it." >&2; exit 2; }
@@ -17,39 +17,45 @@ finish() { # SIGTERM to each; every one of them ends what it started
 }
 trap finish EXIT
 
+# Until a file has these words, as long as what writes it runs
+wait_for() {
+  until grep -q "$2" "$1.log"; do
+    kill -0 "$3" 2>/dev/null || { cat "$1.log" >&2; exit 1; }
+    sleep 0.5
+  done
+}
+
 echo "== Two synthetic hospitals"
-"$python" "$here/make_hospitals.py" hospitals
+"$python" "$EXAMPLE/make_hospitals.py" hospitals
 
-echo "== Kits"
-wardround provision "$here/project.yaml" -o kits
-wardround preflight kits/organiser
-
-echo "== The organiser's server"
-wardround server kits/organiser >server.log 2>&1 &
+echo "== The organiser: authority, server, invitations"
+wardround organiser setup --file "$EXAMPLE/project.yaml" --yes >organiser.log 2>&1 &
 started+=($!)
-until grep -q listening server.log; do
-  kill -0 "${started[0]}" 2>/dev/null || { cat server.log >&2; exit 1; }
-  sleep 0.5
+wait_for organiser listening "${started[0]}"
+cat organiser.log
+
+echo "== Each hospital: its key, rules and cases"
+for name in east north; do
+  wardround hospital setup "kits/$name.invitation.json" --data "hospitals/$name" --yes >"$name.log" 2>&1 &
+  started+=($!)
+  wait_for "$name" "Put the answer here" "$!"
 done
 
-echo "== Each hospital: is all well? Then take part"
-for name in east north; do
-  wardround preflight "kits/$name" --data "hospitals/$name/federation.yaml"
-  wardround join "kits/$name" --data "hospitals/$name/federation.yaml" >"$name.log" 2>&1 &
-  started+=($!)
-done
-for _ in $(seq 60); do
-  [ "$(grep -c 'is connected' server.log || true)" -lt 2 ] || break
-  sleep 1
-done
+echo "== The organiser signs, and the hospitals take part"
+wardround sign east.request.json north.request.json
+wait_for east "connected to" "${started[1]}"
+wait_for north "connected to" "${started[2]}"
+cat east.log
+wait_for organiser "east is connected" "${started[0]}"
+wait_for organiser "north is connected" "${started[0]}"
 
 echo "== A run"
-wardround submit "$here/config.yaml" --kit kits/organiser
+wardround submit "$EXAMPLE/config.yaml" --kit kits/organiser
 wardround status --kit kits/organiser
 
 echo "== What left a hospital, and is that list whole?"
-wardround egress show kits/east
-wardround egress verify kits/east
-wardround egress verify kits/north
+wardround egress show east
+wardround egress verify east
+wardround egress verify north
 
 echo "== Done: $PWD/kits/organiser/runs/first/report.html"

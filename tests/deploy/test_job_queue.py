@@ -50,8 +50,9 @@ def test_a_server_is_known_by_its_lock_and_says_who_is_there(queue: JobQueue) ->
     with claim_kit(queue.kit):
         queue.publish({"north": 3.0}, {"north": "sends a reply: 1.0 MB of 3.0 MB"})
         assert queue.is_server_running() and 3.0 <= queue.connected()["north"] < 10.0
-        assert set(json.loads((queue.kit.state / "server.json").read_text())) == {"heard", "transfers"}
-        assert queue.transfers() == {"north": "sends a reply: 1.0 MB of 3.0 MB"}
+        facts = json.loads((queue.kit.state / "server.json").read_text())
+        assert set(facts) == {"heard", "transfers", "expires", "revoked"}
+        assert queue.read_server()["transfers"] == {"north": "sends a reply: 1.0 MB of 3.0 MB"}
     assert not queue.is_server_running()
 
 
@@ -61,3 +62,13 @@ def test_a_new_server_forgets_the_jobs_of_one_that_was_killed(queue: JobQueue) -
     queue.begin(job)
     queue.clear()
     assert queue.find_state(job) == "ended"
+
+
+def test_what_waits_outlives_its_server_and_knows_its_run(queue: JobQueue) -> None:
+    begun, waiting = sorted([queue.make_id(), queue.make_id()])
+    for job in (begun, waiting):
+        queue.submit(job, {"config": {"output": f"/runs/{job}"}})
+    queue.begin(begun)
+    queue.clear()
+    assert queue.list_waiting() == [waiting] and queue.find_state(begun) == "ended"
+    assert queue.find_folder(waiting) == Path(f"/runs/{waiting}") and queue.find_folder(begun) is None

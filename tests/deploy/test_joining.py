@@ -1,6 +1,7 @@
 """A hospital takes part: requests in, replies out, processes that end are started again."""
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pytest import MonkeyPatch, fixture, importorskip, raises
 importorskip("grpc")
 
 from wardround.deploy import joining
+from wardround.deploy.enrolment import revoke
 from wardround.deploy.joining import Joining, WorkerEnded
 from wardround.deploy.kits import Kit, read_kit
 from wardround.deploy.mailbox import Letter
@@ -19,7 +21,7 @@ from wardround.deploy.rpc.client import Connection
 from wardround.deploy.rpc.requests import Request
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
 from wardround.deploy.rpc.service import Transfer
-from wardround.errors import ConfigError
+from wardround.errors import ConfigError, WardroundError
 
 
 class Worker:
@@ -165,13 +167,29 @@ def test_a_request_larger_than_the_rules_allow_is_declined_at_once(federation: F
     assert Worker.made == [] and federation.ask("first", b"abc") == b"cba"
 
 
-def test_a_process_that_was_displaced_ends_and_says_why(federation: Federation) -> None:
+def test_a_second_process_with_the_kit_is_refused_and_the_first_is_told(
+    federation: Federation, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
     assert federation.ask("first", b"abc") == b"cba"
-    second = Connection(federation.hospital.kit)
-    second.hello()
+    monkeypatch.setattr(joining, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(joining, "IN_USE_SECONDS", 0.5)
+    copy = read_kit(Path(shutil.copytree(federation.hospital.kit.folder, tmp_path / "copy")))
+    said: list[str] = []
+    with Joining(copy, {}, said.append) as second, raises(WardroundError, match="as 'north'.*was copied"):
+        second.serve()
+    assert said == ["refused: another process takes part as 'north' with this kit; trying for 0 s"]
+    wait_until(lambda: "the organiser refused a second process as 'north'" in federation.said[-1])
+    assert federation.ask("first", b"abc") == b"cba" and federation.error is None
+
+
+def test_a_hospital_whose_kit_was_revoked_ends_and_says_why(federation: Federation, mine: Path) -> None:
+    assert federation.ask("first", b"abc") == b"cba"
+    revoke(mine, "north")
+    federation.server.callers.refresh()
     federation.thread.join(20)
-    assert federation.error is not None and "another process takes part as 'north'" in str(federation.error)
-    second.close()
+    assert str(federation.error) == (
+        "the organiser refuses this kit: the certificate of 'north' was revoked."
+    )
 
 
 def test_a_connection_that_does_not_come_goes_and_comes_back_is_told(

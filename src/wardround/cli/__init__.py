@@ -24,6 +24,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     data,
     dicom,
     egress,
+    enrolment,
     export,
     flare,
     hospitals,
@@ -34,6 +35,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     privacy,
     report,
     runs,
+    setup,
     survey,
 )
 from wardround.cli.common import app, err, out

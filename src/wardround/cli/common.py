@@ -25,8 +25,8 @@ PANELS = {
     "Train and compare": ("configure", "plan", "compare", "watch", "papers"),
     "Use a model": ("predict", "evaluate", "export"),
     "Real hospitals": (
-        "rehearse", "provision", "preflight", "server", "join", "survey", "confirm", "submit", "status",
-        "stop", "egress", "privacy", "flare-job",
+        "rehearse", "organiser", "hospital", "sign", "server", "join", "survey", "confirm", "submit",
+        "status", "stop", "egress", "privacy", "preflight", "enrol", "revoke", "provision", "flare-job",
     ),
     "Look things up": ("methods", "objectives", "models", "cache"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
@@ -88,6 +88,9 @@ def rehearse(
 @app.command()
 def server(
     kit: Annotated[Path, typer.Argument(help="The organiser's kit.", metavar="KIT")],
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, max=4, help="Runs at the same time; others wait their turn.")
+    ] = 4,
     debug: Debug = False,
 ) -> None:
     """Start the organiser's server and keep it running; hospitals connect to it."""
@@ -96,11 +99,12 @@ def server(
     from wardround.deploy.server import OrganiserServer
 
     opened = open_kit(kit, "organiser")
-    refuse_broken(opened)
     say = make_speaker(False)
+    if warning := refuse_broken(opened):
+        say(f"warning: {warning}")
     log_to_kit(opened, "server")
     end_with_input()
-    with leaving_on_signals(), OrganiserServer(opened, say) as running:
+    with leaving_on_signals(), OrganiserServer(opened, say, runs) as running:
         say(
             f"project '{opened.project}' is listening on port {opened.port}. Next: wardround submit CONFIG "
             f"--kit {kit}. Ctrl-C ends."
@@ -205,12 +209,16 @@ def watch_run(submission: Submission, kit: Kit, hidden: bool, say: Callable[[str
 def status(
     kit: KitOption = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Show it in a browser of this machine.")] = False,
     json_: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show which hospitals are connected, all runs, and what the one in progress waits for."""
     prepare(debug, json_)
     opened = find_organisers_kit(kit)
+    if page:
+        show_page(opened)
+        return
     try:
         while True:
             facts = collect_state(opened)
@@ -229,21 +237,49 @@ def status(
         raise typer.Exit(1)
 
 
+def show_page(kit: Kit) -> None:
+    """The same in a browser, until Ctrl-C."""
+    from wardround.deploy.status_page import StatusPage
+
+    served = StatusPage(lambda: collect_state(kit))
+    out.print(f"Open {served.url} in a browser of this machine. Ctrl-C ends.", markup=False, soft_wrap=True)
+    end_with_input()
+    with leaving_on_signals():
+        served.serve()
+
+
 def collect_state(kit: Kit) -> dict[str, Any]:
     """Server, hospitals and runs, as plain values."""
-    trouble, hospitals, transfers = "", dict[str, float](), dict[str, str]()
+    trouble, hospitals, facts = "", dict[str, float](), dict[str, Any]()
     try:
-        hospitals, transfers = open_queue(kit).connected(), JobQueue(kit).transfers()
+        queue = open_queue(kit)
+        hospitals, facts = queue.connected(), queue.read_server()
     except WardroundError as error:
         trouble = str(error)
     return {
         "server": trouble or "running",
         "hospitals": [
-            {"hospital": name, "heard of": f"{seconds:.0f} s ago", "now": transfers.get(name, "")}
+            {
+                "hospital": name,
+                "heard of": f"{seconds:.0f} s ago",
+                "certificate": describe_expiry(facts["expires"].get(name)),
+                "now": str(facts["transfers"].get(name, "")),
+            }
             for name, seconds in sorted(hospitals.items())
         ],
         "runs": list_runs(kit),
     }
+
+
+def describe_expiry(moment: str | None) -> str:
+    """Until when a certificate is valid; one that ends soon in days, with what to do."""
+    from wardround.deploy.preflight.kit import SOON
+
+    if moment is None:
+        return ""
+    end = datetime.fromisoformat(moment)
+    left = end - datetime.now(UTC)
+    return f"until {end:%Y-%m-%d}" if left > SOON else f"{left.days} days left: ask it to renew"
 
 
 def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
@@ -252,9 +288,9 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
     if trouble:
         err.print(escape(trouble))
     elif facts["hospitals"]:
-        seen = ("hospital", "heard of", "now")
-        rows = [[entry[key] for key in seen] for entry in facts["hospitals"]]
-        print_table(Table("Hospitals", seen, rows))
+        heads = ("hospital", "heard of", "certificate", "now")
+        rows = [[entry[key] for key in heads] for entry in facts["hospitals"]]
+        print_table(Table("Hospitals", heads, rows))
         out.print()
     else:
         out.print("No hospital is connected.\n")
@@ -268,13 +304,16 @@ def show_state(facts: dict[str, Any], trouble: str, *, clear: bool) -> None:
 def list_runs(kit: Kit) -> list[dict[str, Any]]:
     """Every run of the organiser: its state, how far it is, and what it waits for."""
     rows, queue = [], JobQueue(kit)
+    waiting = queue.list_waiting()
     for path in sorted(kit.runs.glob("*/live.json")):
         facts = read_live(path.parent)
         if facts is None:
             continue
         state, name = str(facts["state"]), path.parent.name
         now = [describe_waiting(facts) or str(facts.get("reason") or ""), *describe_absent(facts)]
-        if state in GOING and not is_still_running(queue, str(facts.get("job"))):
+        if facts.get("job") in waiting:
+            now = [f"place {waiting.index(facts['job']) + 1} of {len(waiting)} in the queue"]
+        elif state in GOING and not is_still_running(queue, str(facts.get("job"))):
             state, now = "interrupted", [f"continue it with: wardround submit --resume {name}"]
         rounds = int(facts.get("rounds") or 0)
         rows.append(
@@ -314,7 +353,12 @@ def stop(
     queue = JobQueue(opened)
     is_served = queue.is_server_running()
     name, facts = find_running(opened, run, lambda job: not is_served or queue.find_state(job) != "ended")
-    open_queue(opened).ask(str(facts["job"]), "abort" if now else "stop")
+    queue = open_queue(opened)
+    is_waiting = queue.find_state(str(facts["job"])) == "waiting"
+    queue.ask(str(facts["job"]), "abort" if now else "stop")
+    if is_waiting:
+        out.print(f"Run '{escape(name)}' is taken out of the queue; it had not begun.")
+        return
     when = "at once; the last whole round is safe" if now else "after this round, with a checkpoint"
     out.print(
         f"Run '{escape(name)}' stops {when}. Continue it with: "

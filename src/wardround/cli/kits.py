@@ -15,7 +15,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 from wardround.cli.hospitals import leaving_on_signals, log_to_kit, make_speaker, prepare
 from wardround.deploy import require
-from wardround.deploy.kits import DATA, Kit, open_kit
+from wardround.deploy.kits import DATA, ORGANISER, Kit, open_kit
 from wardround.deploy.ledger import NAME
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
 from wardround.deploy.processes import end_with_input
@@ -38,35 +38,44 @@ def join(
     """Take part as a hospital: connect to the organiser and answer what site.yaml allows."""
     prepare(debug, False)
     from wardround.deploy.joining import Joining
+    from wardround.deploy.proxy import find_proxy
 
     opened = open_kit(kit, "hospital")
+    if opened.next_key.exists() and opened.answer.exists():
+        from wardround.deploy.enrolment import install
+
+        install(opened)
     environment = {} if data is None else {DATA: str(data.absolute())}
     say = make_speaker(False)
-    check_trust(opened)
+    if warning := check_trust(opened):
+        say(f"warning: {warning}")
     log_to_kit(opened, "join")
     end_with_input()
     with leaving_on_signals(LEAVE_SECONDS), Joining(opened, environment, say) as hospital:
         say(hospital.check())
-        say(f"'{opened.name}' connects to {opened.server}:{opened.port}, outbound only. Ctrl-C ends.")
+        proxy = find_proxy(opened)
+        way = "" if proxy is None else f" through the proxy {proxy}"
+        say(f"'{opened.name}' connects to {opened.server}:{opened.port}{way}, outbound only. Ctrl-C ends.")
         show_ledger(opened.state / NAME, say)
         hospital.serve()
 
 
-def check_trust(kit: Kit) -> None:
+def check_trust(kit: Kit) -> str:
     """A kit that is broken, expired or of another project would be refused for ever: say so and end.
 
-    A server that does not run yet is no reason to end.
+    A server that does not run yet is no reason to end. Returns a warning where the certificate expires soon.
     """
     from wardround.deploy.preflight.connection import check_tls
     from wardround.deploy.preflight.kit import refuse_broken
 
-    refuse_broken(kit)
+    warning = refuse_broken(kit)
     try:
         check_tls(PreflightContext(kit))
     except TrustFailed as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
     except CheckFailed:
-        return
+        pass
+    return warning
 
 
 def show_ledger(path: Path, say: Callable[[str], None]) -> None:
@@ -143,7 +152,7 @@ def provision(
     rows = [
         [kit.name, kit.role, "kept" if kit.name in before else "new", str(output / kit.name)] for kit in kits
     ]
-    members = [provisioning.ORGANISER, *(hospital.name for hospital in asked.hospitals)]
+    members = [ORGANISER, *(hospital.name for hospital in asked.hospitals)]
     rows += [[name, "", "made before, not here", ""] for name in members if name not in here]
     left = "no longer in the project; its kit still works until it expires"
     rows += [[name, "", left, ""] for name in issued if name not in members]
@@ -179,6 +188,11 @@ def preflight(
     """Check that this machine is ready for its kit; name the first thing that is wrong and what to do."""
     configure_logging(debug, quiet=json_)
     require()
+    run_preflight(kit, data, json_)
+
+
+def run_preflight(kit: Path, data: Path | None = None, json_: bool = False) -> None:
+    """Show every check; one that fails ends the command."""
     from wardround.deploy.preflight.sequence import find_failed
     from wardround.deploy.preflight.sequence import preflight as look
 

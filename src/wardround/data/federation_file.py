@@ -270,14 +270,10 @@ def check_consistency(file: FederationFile) -> None:
         both = sorted(set(given) & set(file.held_out))
         if both:
             raise ConfigError(f"'{both[0]}' is in {name} and in held_out; a client is one of them.")
-    check_channels(file)
+    named = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
+    named |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
+    check_channel_names(file.channels, named)
     check_settings(file.prepare)
-
-
-def check_channels(file: FederationFile) -> None:
-    given = {f"channels_of.{client}": names for client, names in file.channels_of.items()}
-    given |= {f"sources.{n}.channels": own.channels for n, own in enumerate(file.sources) if own.channels}
-    check_channel_names(file.channels, given)
 
 
 def check_label_map(labels: Mapping[str, Sequence[int]], where: str) -> dict[int, str]:

@@ -4,7 +4,8 @@
                 <job>.running    while its process runs
                 <job>.stop       end it after this round
                 <job>.abort      end it now
-    state/server.json            which hospitals were heard from, and when; how far their transfers are
+    state/server.json            which hospitals were heard from, and when; how far their transfers are; when
+                                 their certificates expire
 
 Whoever may write into the kit is the organiser: there is no port for commands.
 """
@@ -17,6 +18,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from wardround.files import try_lock, write_parts
 LOCK = "process.lock"  # in state/: held by the server, or by join
 JOB = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
 JobState = Literal["waiting", "running", "ended"]
+NOTHING: dict[str, Any] = {"heard": {}, "transfers": {}, "expires": {}, "revoked": 0}
 START_SECONDS = 10.0  # for a server that was just started to say who is there
 
 
@@ -68,26 +71,21 @@ class JobQueue:
 
     def connected(self) -> dict[str, float]:
         """Hospitals the server knows, with the seconds since each was last heard from."""
+        now = time.time()
+        return {name: max(0.0, now - heard) for name, heard in self.read_server()["heard"].items()}
+
+    def read_server(self) -> dict[str, Any]:
+        """What the server says of itself and the hospitals; raises where none runs."""
         deadline = time.monotonic() + START_SECONDS
         while True:
             self.require_server()
             try:
                 facts = json.loads((self.kit.state / "server.json").read_text(encoding="utf-8"))
-                break
+                return {**NOTHING, **facts}
             except (OSError, ValueError):
                 if time.monotonic() > deadline:
-                    return {}
+                    return NOTHING
                 time.sleep(0.2)
-        now = time.time()
-        return {name: max(0.0, now - heard) for name, heard in facts["heard"].items()}
-
-    def transfers(self) -> dict[str, str]:
-        """Of each hospital with a message on its way, how far it is, in words."""
-        try:
-            facts = json.loads((self.kit.state / "server.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return {str(name): str(words) for name, words in facts["transfers"].items()}
 
     def require_server(self) -> None:
         """Raise where no server of this kit runs."""
@@ -107,9 +105,11 @@ class JobQueue:
     # The server
 
     def clear(self) -> None:
-        """Forget runs whose server is gone; they are resumed by name."""
+        """Forget runs that had begun under a server that is gone: they are resumed by name; others wait."""
+        waiting = {f"{job}.json" for job in self.list_waiting()}
         for path in self.folder.glob("*"):
-            path.unlink()
+            if path.name not in waiting:
+                path.unlink()
         (self.kit.state / "server.json").unlink(missing_ok=True)
 
     def list_waiting(self) -> list[str]:
@@ -122,6 +122,14 @@ class JobQueue:
         (self.folder / f"{job}.running").touch()
         return self.folder / f"{job}.json"
 
+    def find_folder(self, job: str) -> Path | None:
+        """The run folder of a job, as `submit` wrote it."""
+        try:
+            arguments = json.loads((self.folder / f"{job}.json").read_text(encoding="utf-8"))
+            return Path(arguments["config"]["output"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
     def is_asked(self, job: str, what: Literal["stop", "abort"]) -> bool:
         return (self.folder / f"{job}.{what}").exists()
 
@@ -129,9 +137,20 @@ class JobQueue:
         for end in ("stop", "abort", "json", "running"):
             (self.folder / f"{job}.{end}").unlink(missing_ok=True)
 
-    def publish(self, alive: Mapping[str, float], transfers: Mapping[str, str] | None = None) -> None:
-        """Say which hospitals were heard from (alive: seconds since) and how far their transfers are."""
+    def publish(
+        self,
+        alive: Mapping[str, float],
+        transfers: Mapping[str, str] | None = None,
+        expires: Mapping[str, datetime] | None = None,
+        revoked: int = 0,
+    ) -> None:
+        """Say which hospitals were heard from (alive: seconds since) and how far their transfers are.
+
+        expires: when their certificates do; revoked: the number of the list in force.
+        """
         now = time.time()
         heard = {name: now - seconds for name, seconds in alive.items()}
-        text = json.dumps({"heard": heard, "transfers": dict(transfers or {})})
+        ends = {name: moment.isoformat() for name, moment in (expires or {}).items()}
+        facts = {"heard": heard, "transfers": dict(transfers or {}), "expires": ends, "revoked": revoked}
+        text = json.dumps(facts)
         write_parts(self.kit.state / "server.json", [text.encode()], durable=False)

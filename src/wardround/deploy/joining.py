@@ -21,7 +21,7 @@ from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits import KIT, Kit
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
-from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection
+from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
 from wardround.deploy.rpc.requests import Request, RequestTooLarge
 from wardround.deploy.rpc.service import BEAT_SECONDS, MessageError, Transfer
 from wardround.errors import ConfigError, WardroundError
@@ -36,6 +36,10 @@ PACE_SECONDS = 5.0, 30.0  # of a transfer, before it is told of, and between two
 RETRY_SECONDS = 1.0
 GRACE_SECONDS = 60.0  # for a task to end by itself when its time is up
 FIRST_WORD_SECONDS = 10.0  # without a connection, before that is said
+IN_USE_SECONDS = 40.0  # in which a server notices that a process of this hospital is gone, and some more
+
+
+COPIED = "If it is not yours, the kit was copied: tell the organiser at once."
 
 
 class WorkerEnded(WardroundError):
@@ -136,7 +140,7 @@ class Joining:
         self._largest = limits.REPLY_BYTES
         self._seconds: float | None = None
         self._ended = threading.Event()
-        self._displaced = False
+        self._end: WardroundError | None = None  # why it cannot take part any longer
         self._lock_file: IO[str] | None = None
         self._connection: Connection | None = None
 
@@ -171,11 +175,11 @@ class Joining:
     # The connection
 
     def serve(self) -> None:
-        """Connect, and answer requests until another process takes part with this kit."""
+        """Connect, and answer requests until the organiser no longer takes this kit."""
         self._connection = Connection(self.kit)
         beats = threading.Thread(target=self._beat, name="wardround-beat", daemon=True)
         beats.start()
-        while not self._displaced and not self._ended.is_set():
+        while self._end is None and not self._ended.is_set():
             try:
                 if not self._connected.wait(RETRY_SECONDS) or len(self._held) >= MOST_HELD:
                     self._ended.wait(RETRY_SECONDS / 10)
@@ -188,41 +192,47 @@ class Joining:
                 )
                 if request is not None:
                     self._take(request)
-            except Displaced:
-                self._displaced = True
             except RequestTooLarge as error:
                 log.warning("a request was refused: %s", error)
                 self._send(error.request, None, str(error))
-            except (NoConnection, CallRefused, MessageError) as error:
+            except (NoConnection, CallRefused, KitInUse, MessageError) as error:
                 log.info("waiting for a request: %s", error)
                 time.sleep(RETRY_SECONDS)
             except OSError as error:
                 log.error("a request could not be stored: %s", error)
                 time.sleep(RETRY_SECONDS)
-        if not self._displaced:
-            return
-        raise ConfigError(
-            f"another process takes part as '{self.kit.name}' with this kit, so this one ends. If it is not "
-            "yours, the kit was copied: tell the organiser at once."
-        )
+        if self._end is not None:
+            raise self._end
 
     def _beat(self) -> None:
         """Say hello when there is a connection, then give signs of life; say when it is lost."""
         assert self._connection is not None
         where, since = f"{self.kit.server}:{self.kit.port}", time.monotonic()
         is_connected: bool | None = None
+        in_use: float | None = None  # since when
         while not self._ended.is_set():
             try:
                 if not is_connected:
                     self._connection.hello()
                     self._say(f"connected to {where}")
-                    is_connected = True
+                    is_connected, in_use = True, None
                     self._connected.set()
                 self._end_workers(self._connection.beat())
-            except Displaced:
-                self._displaced = True
-                self._connection.close()  # which ends the wait for a request
+                if self._connection.has_double:
+                    self._say(f"the organiser refused a second process as '{self.kit.name}'. {COPIED}")
+            except KitRefused as error:
+                self._give_up(ConfigError(f"the organiser refuses this kit: {error}."))
                 return
+            except KitInUse:
+                is_connected = False
+                self._connected.clear()
+                words = f"another process takes part as '{self.kit.name}' with this kit"
+                if in_use is None:
+                    in_use = time.monotonic()
+                    self._say(f"refused: {words}; trying for {IN_USE_SECONDS:.0f} s")
+                elif time.monotonic() - in_use > IN_USE_SECONDS:
+                    self._give_up(WardroundError(f"{words}, so this one ends. {COPIED}"))
+                    return
             except (NoConnection, CallRefused, MessageError) as error:
                 log.info("the organiser does not answer: %s", error)
                 self._connected.clear()
@@ -231,6 +241,11 @@ class Joining:
                     self._say(f"{no} to {where}; retrying. Why: wardround preflight {self.kit.folder}")
                     is_connected = False
             self._ended.wait(BEAT_SECONDS if is_connected else RETRY_SECONDS)
+
+    def _give_up(self, why: WardroundError) -> None:
+        self._end = why
+        if self._connection is not None:
+            self._connection.close()  # which ends the wait for a request
 
     # The work
 
@@ -292,7 +307,7 @@ class Joining:
                 log.info("a reply waits for the connection: %s", error)
                 again = True
                 self._ended.wait(RETRY_SECONDS)
-            except (CallRefused, Displaced, MessageError) as error:
+            except (CallRefused, KitInUse, MessageError) as error:
                 log.warning("a reply was not taken: %s", error)
                 return
 

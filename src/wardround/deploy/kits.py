@@ -28,6 +28,7 @@ from typing import Any, Literal
 from wardround.errors import ConfigError
 from wardround.text import clipped
 
+ORGANISER = "organiser"  # its kit's name
 SCHEMA, OLDER = "wardround-kit-2", "wardround-kit-1"
 LARGEST = 10_000  # bytes of kit.json
 EVERYWHERE, LOOPBACK = "0.0.0.0", "127.0.0.1"
@@ -58,6 +59,21 @@ class Kit:
     @property
     def own_key(self) -> Path:
         return self.folder / "keys" / "own.key"
+
+    @property
+    def next_key(self) -> Path:
+        """The key whose certificate has not come yet, if there is one."""
+        return self.state / "next.key"
+
+    @property
+    def request(self) -> Path:
+        """The signing request, beside the kit."""
+        return self.folder.with_name(f"{self.name}.request.json")
+
+    @property
+    def answer(self) -> Path:
+        """Where the organiser's answer to it is put."""
+        return self.folder.with_name(f"{self.name}.certificate.json")
 
     @property
     def authority(self) -> Path:
@@ -165,7 +181,8 @@ def check_private(kit: Kit) -> None:
     Whoever has a key is that participant; whoever can write site.yaml makes the hospital's rules.
     """
     parts = (kit.folder, kit.folder / "keys", kit.state, kit.site_file, kit.folder / "kit.json")
-    refused = [(kit.own_key, 0o077, "is a private key that others on this machine may read")]
+    keys = (kit.own_key, kit.next_key)
+    refused = [(key, 0o077, "is a private key that others on this machine may read") for key in keys]
     refused += [(part, 0o022, "can be changed by others on this machine") for part in parts]
     for path, bits, sentence in refused:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -174,6 +191,13 @@ def check_private(kit: Kit) -> None:
                 raise ConfigError(
                     f"{path} {sentence} (mode {mode:03o}). Close it: chmod -R go-rwx {kit.folder}"
                 )
+
+
+def make_private(folder: Path) -> None:
+    """Folders 0700, files 0600."""
+    folder.chmod(0o700)
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
 
 
 def find_organisers_kit(path: Path | None) -> Kit:

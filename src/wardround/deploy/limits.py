@@ -50,9 +50,16 @@ CALLS_OF_ONE = 6  # hospital; an honest one has three
 STREAMS = 16  # calls of one connection
 METADATA_BYTES = 4096  # of a call, 40 are used
 INFO_BYTES = 10_000  # of the few fields beside a message
+PIECE_BYTES = 2**20  # of a message that are taken at once
 CHUNK_BYTES = 2**18  # in which a message travels; what a broken connection loses, two seconds at 1 Mbit/s
 STALL_SECONDS = 30  # without a piece of a reply, before its call is ended; the hospital goes on with another
 SLOT_SECONDS = 60  # for which a hospital may have the turn to send a large reply over FLARE to itself
 KNOWN = 4  # models that a hospital says it has from requests before
 HELD = 100  # requests that a hospital says it works on
 JOBS = 1000  # runs that a server says are in progress
+
+# Files between organiser and hospitals that go by mail
+
+LETTER_BYTES = 30_000  # an invitation, a signing request, a certificate; honest ones have some 6,000
+KEY_BITS = (2048, 4096)  # of a hospital's key; verifying with a longer one takes seconds
+REVOCATION_BYTES = 2**20  # of the list of revoked certificates: some 20,000 of them

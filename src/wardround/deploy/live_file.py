@@ -162,7 +162,7 @@ def follow(
             if line and line != told and "connect" in str(mine.get("task")):
                 say(line)
                 told = line
-            if mine["state"] == "failed":
+            if mine["state"] == "failed" or (mine["state"] == "stopped" and mine["round"] is None):
                 raise RunFailed(str(mine.get("reason", "the run failed")))
             if mine["state"] in FINAL:
                 return str(mine["state"])

@@ -141,6 +141,10 @@ class Project(Settings):
 
     _name = field_validator("project")(check_name)
 
+    def find_organisation(self, name: str) -> str:
+        """As the certificate of a hospital says it."""
+        return next(one.certified_organisation for one in self.hospitals if one.name == name)
+
     @model_validator(mode="after")
     def different_names(self) -> Project:
         seen: dict[str, str] = {}

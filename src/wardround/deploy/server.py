@@ -21,6 +21,7 @@ from typing import IO
 from wardround.child_process import ChildProcess, Line
 from wardround.deploy.job_queue import JobQueue
 from wardround.deploy.kits import KIT, Kit
+from wardround.deploy.live_file import Live
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.preflight.connection import refuse_taken_port
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
@@ -88,10 +89,11 @@ class RunningJob:
 
 
 class OrganiserServer:
-    """Listens from `__enter__` to `__exit__`; `serve` is its loop."""
+    """Listens from `__enter__` to `__exit__`; `serve` is its loop. most_runs: at the same time."""
 
-    def __init__(self, kit: Kit, say: Say = lambda line: None) -> None:
+    def __init__(self, kit: Kit, say: Say = lambda line: None, most_runs: int = MOST_RUNS) -> None:
         self.kit = kit
+        self._most_runs = most_runs
         self._say = say
         self._exchange = kit.state / "exchange"
         self._queue = JobQueue(kit)
@@ -137,13 +139,21 @@ class OrganiserServer:
             self._look_after(job, running)
         for job in self._queue.list_waiting():
             if self._queue.is_asked(job, "stop") or self._queue.is_asked(job, "abort"):
-                self._queue.finish(job)
-            elif len(self._running) < MOST_RUNS:
+                self._take_out(job)
+            elif len(self._running) < self._most_runs:
                 arguments = self._queue.begin(job)
                 self._running[job] = RunningJob(job, arguments, self._exchange, self._hospitals, self.kit)
                 self._published = 0.0  # the run waits to hear who is there
         if time.monotonic() - self._published >= PUBLISH_SECONDS:
             self._publish()
+
+    def _take_out(self, job: str) -> None:
+        """A run that was stopped before its turn came."""
+        folder = self._queue.find_folder(job)
+        if folder is not None:
+            reason = "it was taken out of the queue before it began"
+            Live(folder / "live.json", job=job).say(state="stopped", reason=reason)
+        self._queue.finish(job)
 
     def _look_after(self, job: str, running: RunningJob) -> None:
         if self._queue.is_asked(job, "abort"):
@@ -162,9 +172,13 @@ class OrganiserServer:
     def _publish(self) -> None:
         """Tell runs and the organiser's commands which hospitals are there."""
         self._published = time.monotonic()
+        callers = self._hospitals.callers
+        for line in callers.refresh():
+            self._say(line)
         self._hospitals.replies.end_stalled()
         alive, transfers = self._hospitals.alive(), self._hospitals.transfers.describe()
-        self._queue.publish(alive, transfers)
+        self._here &= alive.keys()
+        self._queue.publish(alive, transfers, callers.expires(), callers.revoked.number)
         for running in self._running.values():
             running.tell(alive, list(transfers))
         for name, seconds in sorted(alive.items()):

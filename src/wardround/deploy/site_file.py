@@ -14,6 +14,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.data.federation_file import SplitSettings
+from wardround.deploy.proxy import NONE as NO_PROXY
+from wardround.deploy.proxy import parse_proxy
 from wardround.deploy.resources import Resources
 from wardround.errors import ConfigError
 from wardround.methods import METHODS, OBJECTIVES
@@ -77,6 +79,7 @@ class SiteFile(Settings):
     privacy: PrivacySettings = PrivacySettings()
     resources: Resources = Resources()
     quiet_hours: tuple[str, ...] = ()
+    proxy: str | None = None
 
     _numbers = field_validator("version", "threads", "min_count", "min_cases", "min_batch", mode="before")(
         refuse_boolean
@@ -141,6 +144,13 @@ class SiteFile(Settings):
     def a_device(cls, value: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
             raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
+        return value
+
+    @field_validator("proxy", mode="before")
+    @classmethod
+    def address(cls, value: Any) -> Any:
+        if value not in (None, NO_PROXY):
+            parse_proxy(str(value))
         return value
 
     @field_validator("quiet_hours", mode="before")
@@ -264,6 +274,8 @@ COMMENTS = {
     "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",
+    "proxy": "HTTP proxy on the way to the organiser, such as http://proxy.example.org:3128; none: past\n"
+    "every proxy; null: what https_proxy of the environment says. A password in it is in no message.",
 }
 
 

@@ -106,7 +106,7 @@ def attack_as_hospital(stage: Stage) -> None:
         send_traversals(stage, rogue)
         send_too_much(stage, rogue)
         call_in_parallel(stage, rogue)
-    displace(stage)
+    join_twice(stage)
     answer_with_attacks(stage)
 
 
@@ -233,8 +233,8 @@ def call_in_parallel(stage: Stage, rogue: Caller) -> None:
         facts["ok"] = True
 
 
-def displace(stage: Stage) -> None:
-    """A second process with a copied kit: the first must end and say so."""
+def join_twice(stage: Stage) -> None:
+    """A second process with a copied kit: it must be refused, and the first go on."""
     hospitals = stage.hospitals
     first = hospitals.join(ROGUE)
     until(lambda: "connected to" in first.text, 60, "the first process connects")
@@ -243,11 +243,13 @@ def displace(stage: Stage) -> None:
             hospitals.kits / ROGUE, hospitals.folder / "copied", ignore=shutil.ignore_patterns("process.lock")
         )
     )
-    with stage.attack("a second process with the same kit", 1, "displaced") as facts:
+    with stage.attack("a second process with the same kit", 1, "in use") as facts:
         second = hospitals.start("copied", "join", copy)
-        code = first.wait(60)
-        facts |= {"ok": code == 2 and "another process takes part" in first.text, "first_ended_with": code}
+        until(lambda: "refused: another process takes part" in second.text, 60, "the second is refused")
+        until(lambda: "refused a second process" in first.text, 10, "the first is told")
+        facts["ok"] = first.is_running
     second.kill()
+    first.kill()
 
 
 def answer_with_attacks(stage: Stage) -> None:
@@ -285,7 +287,7 @@ def answer_with_attacks(stage: Stage) -> None:
     held: list[str] = []
     tail = LogTail(stage.calls)
     with Caller(stage.rogue) as rogue:
-        rogue.hello()
+        until(lambda: rogue.hello().code == "OK", 30, "the rogue takes part", 0.5)
         while command.is_running:
             rogue.call("Beat", b"{}")
             found = rogue.wait(2.0, held)

@@ -39,11 +39,11 @@ from parcels import Bomb
 from wardround.config_file import load_config
 from wardround.deploy.authority import Authority, write_manifest
 from wardround.deploy.conducting import conduct
-from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.kits import Kit, make_private, read_kit
 from wardround.deploy.preflight import CheckFailed, PreflightContext
 from wardround.deploy.preflight.connection import check_tls
 from wardround.deploy.project import load_project
-from wardround.deploy.provisioning import make_private, provision, put_certificate
+from wardround.deploy.provisioning import provision, put_certificate
 from wardround.deploy.rpc.service import METHODS
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile
@@ -317,7 +317,9 @@ class Channel:
     def strays(self) -> list[tuple[str, str]]:
         return []
 
-    def exchange(self, requests: Mapping[str, Parcel], deadline: float) -> Iterator[tuple[str, Parcel]]:
+    def exchange(
+        self, requests: Mapping[str, Parcel], deadline: float, absent_after: float
+    ) -> Iterator[tuple[str, Parcel]]:
         for name, request in requests.items():
             reply = sent = self.sites[name].answer(request)
             if name == "east":

@@ -8,7 +8,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,26 @@ from pytest import LogCaptureFixture, MonkeyPatch, TempPathFactory, fixture, imp
 importorskip("grpc")
 
 import grpc
+import psutil
 
 from wardround.deploy import limits
+from wardround.deploy.authority import Authority
+from wardround.deploy.enrolment import revoke
 from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.project import Project
-from wardround.deploy.provisioning import provision
+from wardround.deploy.provisioning import provision, put_certificate
+from wardround.deploy.rpc import callers
 from wardround.deploy.rpc import client as clients
 from wardround.deploy.rpc import server as servers
-from wardround.deploy.rpc.client import CallRefused, Connection, Displaced, NoConnection
+from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
 from wardround.deploy.rpc.replies import Announced, Replies, ReplyFile, ReplyRefused
 from wardround.deploy.rpc.requests import Requests
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
 from wardround.deploy.rpc.service import (
+    INSTANCE,
     METHODS,
+    PREFLIGHT,
     MessageError,
     Transfer,
     decode,
@@ -60,7 +67,7 @@ def calling(
     assert believed is not None
     credentials = grpc.ssl_channel_credentials(believed.authority.read_bytes(), *pair)
     with grpc.secure_channel(f"localhost:{believed.port}", credentials) as channel:
-        return channel.unary_unary(method)(content, timeout=seconds)
+        return channel.unary_unary(method)(content, timeout=seconds, metadata=[(INSTANCE, PREFLIGHT)])
 
 
 @fixture(scope="module")
@@ -175,19 +182,97 @@ def test_a_call_without_a_hospitals_certificate_of_this_project_is_refused(
         assert refused.value.code() == grpc.StatusCode.UNAVAILABLE  # of TLS itself
 
 
-def test_a_process_says_hello_first_and_the_one_that_said_it_last_is_heard(
-    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path
+def test_a_process_says_hello_first_and_a_second_one_is_refused_until_the_first_is_gone(
+    server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(callers, "LEASE_SECONDS", 0.5)
     first, second = Connection(kits["north"]), Connection(kits["north"])
     with raises(NoConnection, match="say hello first"):
         first.beat()
     first.hello()
-    assert first.beat() == []
-    second.hello()
-    for call in (first.beat, lambda: first.wait([], tmp_path, 100)):
-        with raises(Displaced):
+    assert first.beat() == [] and not first.has_double
+    for call in (second.hello, second.beat, lambda: second.wait([], tmp_path, 100)):
+        with raises(KitInUse):
             call()
+    assert first.beat() == [] and first.has_double
+    assert "north: a second process with the same kit was refused" in server.callers.refresh()[0]
+    assert first.beat() == [] and not first.has_double and server.callers.refresh() == []
+    waiting = threading.Thread(target=suppressed, args=(lambda: first.wait([], tmp_path, 100),))
+    waiting.start()  # an open call is a sign of life, however long it lasts
+    time.sleep(0.8)
+    with raises(KitInUse):
+        second.hello()
+    first.close()
+    waiting.join(10)
+    time.sleep(0.6)
+    second.hello()
     assert second.beat() == []
+
+
+def suppressed(call: Any) -> None:
+    with suppress(NoConnection):
+        call()
+
+
+def test_a_revoked_kit_is_refused_by_name_and_its_connection_closed_and_no_other(
+    tmp_path: Path, kits: dict[str, Kit]
+) -> None:
+    folder = tmp_path / "kits"
+    own = project_kits(folder, "north", "south")
+    with serving(own["organiser"], tmp_path) as server, connected(own["south"]) as south:
+        north = Connection(own["north"])
+        north.hello()
+        ended = threading.Event()
+
+        def wait() -> None:
+            with suppress(NoConnection, KitRefused):
+                north.wait([], tmp_path, 100)
+            ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        time.sleep(0.3)
+        revoke(folder, "north")
+        assert server.callers.refresh() == ["north: its certificate was revoked; its connection is closed"]
+        assert ended.wait(5) and set(server.alive()) == {"south"}
+        with raises((KitRefused, NoConnection)):
+            north.beat()
+        with raises(KitRefused, match="the certificate of 'north' was revoked"):
+            north.hello()
+        assert len(count_connections(own["organiser"])) == 2
+        server.callers.refresh()
+        wait_until(lambda: len(count_connections(own["organiser"])) == 1)
+        south.beat()
+        north.close()
+
+
+def test_a_certificate_that_expires_during_a_connection_is_refused_from_then_on(
+    tmp_path: Path, kits: dict[str, Kit]
+) -> None:
+    folder = tmp_path / "kits"
+    own = project_kits(folder, "north")
+    authority, seconds = Authority.load(folder / ".authority"), timedelta(seconds=3)
+    issued = authority.issue("north", "x", role="hospital", valid=seconds, start=datetime.now(UTC))
+    put_certificate(own["north"], *issued, authority)
+    with serving(own["organiser"], tmp_path) as server, connected(own["north"]) as north:
+        north.beat()
+        assert server.callers.expires()["north"] < datetime.now(UTC) + seconds
+        time.sleep(4)
+        with raises(KitRefused, match="the certificate of 'north' expired on 20"):
+            north.beat()
+        assert server.alive() == {}
+
+
+def count_connections(kit: Kit) -> list[Any]:
+    """Of this process as a server."""
+    found = psutil.Process().net_connections("tcp")
+    return [one for one in found if one.laddr.port == kit.port and one.status == psutil.CONN_ESTABLISHED]
+
+
+def wait_until(claim: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not claim():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
 
 
 def test_preflight_displaces_nobody(server: HospitalServer, kits: dict[str, Kit]) -> None:
@@ -195,7 +280,7 @@ def test_preflight_displaces_nobody(server: HospitalServer, kits: dict[str, Kit]
         looking = Connection(kits["north"], "preflight")
         facts = looking.hello()
         assert abs(facts["time"] - time.time()) < 5 and facts["project"] == kits["north"].project_id
-        with raises(Displaced):
+        with raises(KitInUse):
             looking.beat()
         north.beat()
 

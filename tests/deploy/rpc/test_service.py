@@ -23,6 +23,8 @@ OPENERS = {
     "start_server",
     "bind",
     "start_unix_server",
+    "HTTPServer",
+    "ThreadingHTTPServer",
 }
 # Fields of the lines between a process and the one it started, by the module that reads them.
 READ = {
@@ -85,6 +87,7 @@ def test_only_the_organisers_port_listens() -> None:
     found = {path.relative_to(DEPLOY).as_posix(): set(calls(path)) & OPENERS for path in own}
     assert {name: opened for name, opened in found.items() if opened} == {
         "rpc/server.py": {"server", "add_secure_port"},
+        "status_page.py": {"ThreadingHTTPServer"},  # `status --page`, on 127.0.0.1
         "processes.py": {"bind"},  # free_ports: asks for a free number, and lets it go
         "preflight/connection.py": {"bind"},  # is the port taken?
     }

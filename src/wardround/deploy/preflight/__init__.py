@@ -15,7 +15,10 @@ from wardround.deploy.kits import Kit
 
 State = Literal["ok", "warning", "wrong", "not reached"]
 TIMEOUT = 5.0  # seconds for a connection, and for the handshake after it
-NEW_KIT = "Ask the organiser for a new kit (wardround provision --renew)."
+NEW_KIT = (
+    "Renew it: wardround enrol KIT --renew at a hospital, wardround provision --renew organiser at the "
+    "organiser."
+)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from typing import Any
 from wardround.deploy import limits
 from wardround.deploy.kits import LOOPBACK, Kit
 from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
+from wardround.deploy.private_key import find_passphrase, read_pem
+from wardround.deploy.proxy import connect, find_proxy
+from wardround.deploy.rpc.client import use_proxy
 from wardround.deploy.rpc.service import INSTANCE, PREFLIGHT, SERVICE, MessageError, decode, encode
 from wardround.errors import ConfigError
 from wardround.text import clipped
@@ -25,7 +28,6 @@ OPTIONS = [
     ("grpc.max_metadata_size", limits.METADATA_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: some versions inflate before they measure
     ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),  # the way that the checks before it have tried
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -40,12 +42,14 @@ NOT_YET_VALID, EXPIRED, OTHER_HOST, OTHER_ADDRESS = 9, 10, 62, 64
 
 def check_name(context: PreflightContext) -> str:
     kit = context.kit
+    proxy = find_proxy(kit)  # which resolves the organiser's name itself
+    name, port = (kit.server, kit.port) if proxy is None else (proxy.host, proxy.port)
     found: list[str] = []
     trouble: list[str] = []
 
     def ask() -> None:
         try:
-            found.append(str(socket.getaddrinfo(kit.server, kit.port, type=socket.SOCK_STREAM)[0][4][0]))
+            found.append(str(socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][4][0]))
         except OSError as error:
             trouble.append(str(error.strerror or error))
 
@@ -55,29 +59,42 @@ def check_name(context: PreflightContext) -> str:
     if not found:
         why = trouble[0] if trouble else f"no answer within {context.timeout:g} s"
         raise CheckFailed(
-            f"the name {kit.server} cannot be resolved here ({why}).",
+            f"the name {name} cannot be resolved here ({why}).",
             "Ask your network department (DNS), or the organiser whether the name is right.",
         )
-    return f"{kit.server} is {found[0]}"
+    return f"{name} is {found[0]}" if proxy is None else f"the proxy {name} is {found[0]}"
 
 
 def check_port(context: PreflightContext) -> str:
     kit = context.kit
+    proxy = find_proxy(kit)
     try:
-        socket.create_connection((kit.server, kit.port), timeout=context.timeout).close()
-    except TimeoutError:
-        raise CheckFailed(
-            f"{kit.server} port {kit.port} did not answer within {context.timeout:g} s.",
-            f"A firewall may drop it: ask your network department to allow outbound TCP to {kit.server} "
-            f"port {kit.port}, and the organiser whether the port is open.",
-        ) from None
+        connect(kit, context.timeout).close()
     except OSError as error:
+        if proxy is None:
+            raise explain_closed_port(kit, context.timeout, error) from None
         raise CheckFailed(
-            f"{kit.server} port {kit.port} cannot be reached ({error.strerror or error}).",
-            "Ask the organiser whether the server runs (wardround server KIT); then whether a firewall "
-            f"between you refuses TCP port {kit.port}.",
+            f"the proxy {proxy} does not lead to {kit.server} port {kit.port} ({error.strerror or error}).",
+            "Ask your network department to let CONNECT to that host and port through, and what the proxy "
+            "wants (proxy in site.yaml); then the organiser whether the server runs.",
         ) from None
-    return f"{kit.server} port {kit.port} answers"
+    through = "" if proxy is None else f" through the proxy {proxy}"
+    return f"{kit.server} port {kit.port} answers{through}"
+
+
+def explain_closed_port(kit: Kit, timeout: float, error: OSError) -> CheckFailed:
+    if isinstance(error, TimeoutError):
+        return CheckFailed(
+            f"{kit.server} port {kit.port} did not answer within {timeout:g} s.",
+            f"A firewall may drop it: ask your network department to allow outbound TCP to {kit.server} "
+            f"port {kit.port}, or for the proxy (proxy in site.yaml); and the organiser whether the port is "
+            "open.",
+        )
+    return CheckFailed(
+        f"{kit.server} port {kit.port} cannot be reached ({error.strerror or error}).",
+        "Ask the organiser whether the server runs (wardround server KIT); then whether a firewall "
+        f"between you refuses TCP port {kit.port}.",
+    )
 
 
 def check_tls(context: PreflightContext) -> str:
@@ -87,11 +104,11 @@ def check_tls(context: PreflightContext) -> str:
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     tls.set_alpn_protocols(["h2"])
     tls.load_verify_locations(kit.authority)
-    tls.load_cert_chain(kit.own_certificate, kit.own_key)
+    tls.load_cert_chain(kit.own_certificate, kit.own_key, find_passphrase(kit.own_key))
     where = f"{kit.server} port {kit.port}"
     try:
         with (
-            socket.create_connection((kit.server, kit.port), timeout=context.timeout) as plain,
+            connect(kit, context.timeout) as plain,
             tls.wrap_socket(plain, server_hostname=kit.server) as connection,
         ):
             await_refusal(connection, where)
@@ -144,10 +161,11 @@ def await_refusal(connection: ssl.SSLSocket, where: str) -> None:
 def say_hello(context: PreflightContext, where: str) -> None:
     """Ask the server for its project, version and time; keep the last two."""
     kit = context.kit
-    parts = (kit.authority, kit.own_key, kit.own_certificate)
-    credentials = grpc.ssl_channel_credentials(*(part.read_bytes() for part in parts))
+    pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
+    credentials = grpc.ssl_channel_credentials(kit.authority.read_bytes(), *pair)
     try:
-        with grpc.secure_channel(f"{kit.server}:{kit.port}", credentials, OPTIONS) as channel:
+        options = [*OPTIONS, *use_proxy(kit)]
+        with grpc.secure_channel(f"{kit.server}:{kit.port}", credentials, options) as channel:
             answer = channel.unary_unary(f"/{SERVICE}/Hello")(
                 encode({"wardround": __version__}),
                 timeout=context.timeout,
@@ -179,7 +197,8 @@ def read_answer(answer: bytes) -> dict[str, Any] | None:
 def explain_failed_call(where: str, error: grpc.RpcError, timeout: float) -> CheckFailed:
     code, details = error.code(), clipped(str(error.details()), 200)
     if code in REFUSALS:
-        return TrustFailed(f"the server at {where} refuses this kit ({details}).", SAME_KITS)
+        todo = f"Call the organiser. {NEW_KIT}" if "certificate of" in details else SAME_KITS
+        return TrustFailed(f"the server at {where} refuses this kit ({details}).", todo)
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return CheckFailed(
             f"{where} accepts our certificate but did not answer within {timeout:g} s.",
@@ -268,7 +287,8 @@ def is_free(kit: Kit) -> bool:
         except PermissionError:
             raise CheckFailed(
                 f"port {kit.port} cannot be used by this account.",
-                "Ports below 1024 need root rights; take a higher one in project.yaml, and make new kits.",
+                "Ports below 1024 need a right, which the unit of organiser setup gives (systemd). Or take a "
+                "higher one in project.yaml, and make new kits.",
             ) from None
         except OSError:
             return False

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
@@ -25,6 +25,7 @@ from wardround.deploy.authority import (
 )
 from wardround.deploy.kits import SIGNED, Kit
 from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
+from wardround.deploy.private_key import load_key
 from wardround.errors import ConfigError
 
 SOON = timedelta(days=14)
@@ -42,6 +43,12 @@ HARMLESS = frozenset({".DS_Store", "Thumbs.db", "desktop.ini", "site.yaml~", ".s
 def check_kit(context: PreflightContext) -> str:
     """All files are there and as they were signed, and there is no other."""
     kit = context.kit
+    if kit.next_key.exists() and not kit.own_certificate.exists():
+        raise CheckFailed(
+            f"the certificate of {kit.folder} has not come yet.",
+            f"Send {kit.request.name} to the organiser; put the answer, {kit.answer.name}, into "
+            f"{kit.folder.parent}.",
+        )
     refuse_path_inside(kit)
     refuse_others(kit)
     files, authority = read_manifest(kit)
@@ -129,7 +136,7 @@ def check_certificates(context: PreflightContext) -> Check | str:
     ends = [check_dates(kit.authority, authority, context.now)]
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
-        key = serialization.load_pem_private_key(kit.own_key.read_bytes(), password=None)
+        key = load_key(kit.own_key)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CheckFailed(f"{path} or its key cannot be read ({shorten_error(error)}).", NEW_KIT) from None
     try:
@@ -159,14 +166,18 @@ def shorten_error(error: Exception) -> str:
     return str(error).partition(". See ")[0]
 
 
-def refuse_broken(kit: Kit, now: datetime | None = None) -> None:
-    """Raise where a kit is incomplete or its certificates are not valid, before anything is started."""
+def refuse_broken(kit: Kit, now: datetime | None = None) -> str:
+    """Raise where a kit is incomplete or its certificates are not valid, before anything is started.
+
+    Returns a warning where they expire soon, else nothing.
+    """
     context = PreflightContext(kit, now=now or datetime.now(UTC))
     try:
         check_kit(context)
-        check_certificates(context)
+        found = check_certificates(context)
     except CheckFailed as wrong:
         raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    return "" if isinstance(found, str) else f"the certificate of '{kit.name}' is {found.found}. {found.todo}"
 
 
 def check_dates(path: Path, certificate: x509.Certificate, now: datetime) -> datetime:

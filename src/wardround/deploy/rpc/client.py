@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,12 @@ from typing import Any
 
 from wardround.deploy import limits
 from wardround.deploy.kits import Kit
+from wardround.deploy.private_key import read_pem
+from wardround.deploy.proxy import find_proxy
 from wardround.deploy.rpc.requests import OnTransfer, Request, Requests, watch
 from wardround.deploy.rpc.service import (
     DISPLACED,
+    IN_USE,
     INSTANCE,
     MESSAGE_BYTES,
     SERVICE,
@@ -28,6 +30,7 @@ from wardround.deploy.rpc.service import (
 )
 from wardround.errors import WardroundError
 from wardround.files import compute_sha256
+from wardround.text import clipped
 from wardround.version import __version__
 
 import grpc  # isort: skip  # after service, which quiets it
@@ -38,7 +41,6 @@ FINAL = (
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 )
 OPTIONS = [
@@ -61,19 +63,28 @@ class CallRefused(WardroundError):
     """The organiser's server does not take this call, now or later."""
 
 
-class Displaced(WardroundError):
+class KitRefused(CallRefused):
+    """The organiser's server does not take this kit: revoked, expired, or not a hospital's."""
+
+
+class KitInUse(WardroundError):
     """Another process takes part with the same kit."""
 
 
 class Connection:
-    """Calls of one process of a hospital; instance: what tells it from another one with the same kit."""
+    """Calls of one process of a hospital; instance: what tells it from another one with the same kit.
+
+    has_double: whether the organiser refused such another one since the last sign of life.
+    """
 
     def __init__(self, kit: Kit, instance: str | None = None) -> None:
-        pair = (kit.own_key.read_bytes(), kit.own_certificate.read_bytes())
+        pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
         credentials = grpc.ssl_channel_credentials(kit.authority.read_bytes(), *pair)
-        proxy = ("grpc.enable_http_proxy", 0 if is_loopback(kit.server) else 1)
         where = f"[{kit.server}]" if ":" in kit.server else kit.server
-        self._channel = grpc.secure_channel(f"{where}:{kit.port}", credentials, options=[*OPTIONS, proxy])
+        self._channel = grpc.secure_channel(
+            f"{where}:{kit.port}", credentials, options=[*OPTIONS, *use_proxy(kit)]
+        )
+        self.has_double = False
         self._requests: Requests | None = None
         self._metadata = ((INSTANCE, instance or secrets.token_hex(16)),)
 
@@ -86,9 +97,11 @@ class Connection:
 
     def beat(self) -> list[str]:
         """Give a sign of life; returns the runs in progress."""
-        jobs = self._ask("Beat", {}, CALL_SECONDS).get("jobs")
+        found = self._ask("Beat", {}, CALL_SECONDS)
+        jobs = found.get("jobs")
         if not isinstance(jobs, list) or len(jobs) > limits.JOBS:
             raise MessageError("'jobs' is not a list of runs")
+        self.has_double = bool(found.get("doubles"))
         return [str(job) for job in jobs]
 
     def wait(
@@ -178,13 +191,14 @@ def translate_errors() -> Iterator[None]:
         raise NoConnection("the connection was closed") from None
     except grpc.RpcError as error:
         code, details = error.code(), str(error.details() or "")
-        if code == grpc.StatusCode.FAILED_PRECONDITION and details == DISPLACED:
-            raise Displaced("another process takes part with this kit, here or elsewhere") from None
+        if code == grpc.StatusCode.FAILED_PRECONDITION and details in (DISPLACED, IN_USE):
+            raise KitInUse("another process takes part with this kit, here or elsewhere") from None
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            raise KitRefused(clipped(details, 200)) from None
         raise (CallRefused if code in FINAL else NoConnection)(details or code.name) from None
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def use_proxy(kit: Kit) -> list[tuple[str, str | int]]:
+    """Options of a channel that goes through the hospital's proxy, or past every other."""
+    proxy = find_proxy(kit)
+    return [("grpc.enable_http_proxy", 0)] if proxy is None else [("grpc.http_proxy", proxy.url)]

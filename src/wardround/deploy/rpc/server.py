@@ -2,8 +2,8 @@
 
 This process reads a few fields of JSON and streams replies into files of a bounded size; what is in them is
 for the run's own process to read. A call is refused, and logged with the name in the caller's certificate,
-unless it is one of four methods, from a hospital's certificate, from the process of that hospital that said
-hello last, and about a request that this hospital was sent.
+unless it is one of four methods, from a hospital's certificate, from the one process of that hospital that
+takes part, and about a request that this hospital was sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,15 +24,14 @@ from typing import Any, NoReturn
 from wardround.deploy import limits
 from wardround.deploy.kits import Kit
 from wardround.deploy.mailbox import Letter, Mailbox
+from wardround.deploy.private_key import read_pem
+from wardround.deploy.rpc.callers import Callers, Refusal, describe_caller
 from wardround.deploy.rpc.replies import Announced, Replies, ReplyFile, ReplyRefused
 from wardround.deploy.rpc.service import (
-    DISPLACED,
     INSTANCE,
     MESSAGE_BYTES,
     METHODS,
-    PREFLIGHT,
     SERVICE,
-    UNKNOWN_INSTANCE,
     WAIT_SECONDS,
     MessageError,
     Transfer,
@@ -48,8 +47,6 @@ from wardround.errors import ConfigError
 from wardround.version import __version__
 
 import grpc  # isort: skip  # after service, which quiets it
-from cryptography import x509
-from cryptography.x509.oid import NameOID
 
 log = logging.getLogger(__name__)
 OPTIONS = [
@@ -79,14 +76,6 @@ class RequestFile:
     sha256: str = ""
 
 
-class Refusal(Exception):
-    """A call that is not answered; the reason reaches the caller and the log."""
-
-    def __init__(self, code: grpc.StatusCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
 Mail = Mailbox[RequestFile, Path]
 Handler = Callable[[str, Iterator[bytes], Any], Any]  # hospital, what it sends, the call
 
@@ -99,8 +88,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._exchange = exchange
         self._changed = threading.Condition()
         self._jobs: dict[str, Mail] = {}
-        self._heard: dict[str, float] = {}
-        self._instances: dict[str, str] = {}
+        self.callers = Callers(kit)
         self._calls: Counter[str] = Counter()
         self.replies = Replies()
         self.transfers = Transfers()
@@ -112,7 +100,8 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def start(self) -> None:
         """Listen; a port that is taken is an error."""
         kit = self._kit
-        pair = (kit.own_key.read_bytes(), kit.own_certificate.read_bytes())
+        self.callers.revoked.refresh()
+        pair = (read_pem(kit.own_key), kit.own_certificate.read_bytes())
         credentials = grpc.ssl_server_credentials(
             [pair], kit.authority.read_bytes(), require_client_auth=True
         )
@@ -163,7 +152,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def alive(self) -> dict[str, float]:
         """Seconds since each hospital was last heard from."""
         now = time.monotonic()
-        return {hospital: now - heard for hospital, heard in self._heard.copy().items()}
+        return {hospital: now - heard for hospital, heard in self.callers.heard().items()}
 
     # Every call
 
@@ -207,15 +196,12 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Who calls, if the call is in order; a refusal ends it."""
         hospital = ""
         try:
-            hospital = identify(context)
-            self._count(hospital, 1)
-            try:
-                self._check_instance(hospital, method, instance)
-                if instance != PREFLIGHT:
-                    self._heard[hospital] = time.monotonic()
-                yield hospital
-            finally:
-                self._count(hospital, -1)
+            with self.callers.admit(method, instance, context) as hospital:
+                self._count(hospital, 1)
+                try:
+                    yield hospital
+                finally:
+                    self._count(hospital, -1)
         except Refusal as refusal:
             code, reason = refusal.code, str(refusal)
         except MessageError as error:
@@ -238,30 +224,15 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at the same time")
             self._calls[hospital] += change
 
-    def _check_instance(self, hospital: str, method: str, instance: str) -> None:
-        """One process of a hospital at a time: the one that said hello last."""
-        if method == "Hello":
-            return
-        known = self._instances.get(hospital)
-        if known is None:
-            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN_INSTANCE)
-        if known != instance:
-            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, DISPLACED)
-
     # The four methods
 
     def _hello(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
         read_text(decode(next(chunks, b"")), "wardround")
-        instance = str(dict(context.invocation_metadata()).get(INSTANCE, ""))
-        if instance != PREFLIGHT:
-            if len(instance) != 32 or not instance.isalnum():
-                raise MessageError(f"'{INSTANCE}' is not 32 letters and digits")
-            self._instances[hospital] = instance
         return {"time": time.time(), "wardround": __version__, "project": self._kit.project_id}
 
     def _beat(self, hospital: str, chunks: Iterator[bytes], context: Any) -> dict[str, Any]:
         decode(next(chunks, b""))
-        return {"jobs": sorted(self._jobs)}
+        return {"jobs": sorted(self._jobs), "doubles": self.callers.take_doubles(hospital)}
 
     def _wait(self, hospital: str, chunks: Iterator[bytes], context: Any) -> Iterator[bytes]:
         info = decode(next(chunks, b""))
@@ -293,7 +264,7 @@ class HospitalServer(grpc.GenericRpcHandler):  # type: ignore[misc]
     def _hear(self, hospital: str, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """Every piece that moves is a sign of life: on a thin link others come late."""
         for chunk in chunks:
-            self._heard[hospital] = time.monotonic()
+            self.callers.hear(hospital)
             yield chunk
 
     def _find(self, hospital: str, held: list[str], context: Any) -> tuple[str, Letter[RequestFile]] | None:
@@ -355,26 +326,3 @@ def refuse_unknown(method: str) -> Callable[[Any, Any], NoReturn]:
         raise AssertionError
 
     return call
-
-
-def identify(context: Any) -> str:
-    """The hospital whose certificate the caller proved to have."""
-    subject = read_subject(context)
-    names = [str(part.value) for part in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    units = [str(part.value) for part in subject.get_attributes_for_oid(NameOID.ORGANIZATIONAL_UNIT_NAME)]
-    if units != ["hospital"] or len(names) != 1:
-        raise Refusal(grpc.StatusCode.PERMISSION_DENIED, "this certificate is not a hospital's")
-    return names[0]
-
-
-def read_subject(context: Any) -> x509.Name:
-    facts: Mapping[str, Any] = context.auth_context()
-    (pem,) = facts["x509_pem_cert"]  # TLS has verified it
-    return x509.load_pem_x509_certificate(pem).subject
-
-
-def describe_caller(context: Any) -> str:
-    try:
-        return read_subject(context).rfc4514_string()[:100]
-    except (KeyError, ValueError):
-        return "an unknown caller"

@@ -37,9 +37,10 @@ METHODS = ("Hello", "Beat", "Wait", "Answer")
 INSTANCE = "wardround-instance"  # metadata of every call: which process of a hospital calls
 PREFLIGHT = "preflight"  # the instance of a call that only looks
 DISPLACED = "displaced"
+IN_USE = "in use"
 UNKNOWN_INSTANCE = "say hello first"
 
-MESSAGE_BYTES = limits.CHUNK_BYTES + 2**16
+MESSAGE_BYTES = limits.PIECE_BYTES + 2**16
 BEAT_SECONDS = 2.0
 WAIT_SECONDS = 20.0
 
