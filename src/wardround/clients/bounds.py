@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import fmean, median, median_high
 from typing import Any, Literal, NamedTuple
 
@@ -99,25 +100,36 @@ def measure_change(reply: Reply, sent: Message, trainable: Sequence[str], size: 
     params, base = reply.optional_params or Params(), sent.optional_params or Params()
     names = [name for name in params if params.spec(name)[1].is_floating_point]
     known = [name for name in names if name in base and base.spec(name) == params.spec(name)]
-    norms = measure_norms(
-        params[name] - base[name].to(params.device(name)) if name in known else params[name] for name in names
-    )
+    norms = [
+        *(
+            measure_norm(params[name] - base[name].to(params.device(name)))
+            if name in known
+            else measure_norm(params[name])
+            for name in names
+        ),
+        *(measure_norm(base[name]) for name in known),
+        *(measure_norm(tensor) for group in reply.extras.values() for tensor in group.values()),
+    ]
+    found = iter(read_numbers(norms))
     return Change(
-        dict(zip(names, norms, strict=True)),
-        dict(zip(known, measure_norms(base[name] for name in known), strict=True)),
-        {label: math.hypot(*measure_norms(group.values())) for label, group in reply.extras.items()},
+        dict(zip(names, found, strict=False)),
+        dict(zip(known, found, strict=False)),
+        {label: math.hypot(*islice(found, len(group))) for label, group in reply.extras.items()},
         tuple(name for name in trainable if name in names),
         size,
     )
 
 
-def measure_norms(tensors: Iterable[Tensor]) -> list[float]:
-    """Euclidean norms in float64, of numbers that may be as large as float32 has them."""
-    found = [
-        torch.linalg.vector_norm(tensor.double() if tensor.numel() < 2 else tensor, dtype=torch.float64)
-        for tensor in tensors
-    ]
-    return torch.stack(found).tolist() if found else []
+def measure_norm(tensor: Tensor) -> Tensor:
+    """The Euclidean norm in float64, of numbers that may be as large as float32 has them."""
+    one = tensor if tensor.is_floating_point() and tensor.numel() > 1 else tensor.double()
+    return torch.linalg.vector_norm(one, dtype=torch.float64)
+
+
+def read_numbers(found: Sequence[Tensor]) -> list[float]:
+    """Of tensors of one number each; those of a device are waited for together."""
+    device = next((number.device for number in found if number.device.type != "cpu"), None)
+    return torch.stack([number.to(device) for number in found]).tolist() if found else []
 
 
 class Direction(NamedTuple):

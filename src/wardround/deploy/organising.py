@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from wardround.prediction.evaluating import check_folder as check_evaluation_fol
 from wardround.text import suggest
 
 HOSPITALS = "hospitals.json"  # in the run folder: who was asked to take part
+GROWTH = 1.25  # cases a hospital may have when it trains, times those it had at the survey
 ASK_SECONDS = 1.0  # between two looks whether the run's process is still there
 
 
@@ -229,9 +231,14 @@ def configure_survey(kit: Kit) -> Config:
 
 
 def use_survey(config: Config, survey: Survey | None) -> Config:
-    """The run with the names and the preparation that the survey proposes; its own settings win."""
+    """The run with what the survey says: names, preparation, numbers of cases; its own settings win."""
     data = config.data
-    if survey is None or not data.hospitals or not survey.common.class_names:
+    if survey is None or not data.hospitals:
+        return config
+    said = {name: math.ceil(GROWTH * one.fingerprint.cases) for name, one in survey.hospitals.items()}
+    limits = config.limits.model_copy(update={"cases": said | config.limits.cases})
+    config = config.model_copy(update={"limits": limits})
+    if not survey.common.class_names:
         return config
     changes: dict[str, Any] = {}
     if data.common is None:

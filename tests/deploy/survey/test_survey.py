@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,7 +21,7 @@ from deploy.planted import NAMES, plant
 from wardround.cli import app, common
 from wardround.cli import survey as cli_survey
 from wardround.clients import Registration
-from wardround.config import Config
+from wardround.config import Config, LimitSettings
 from wardround.config_file import load_config
 from wardround.deploy import limits, organising
 from wardround.deploy.agreement import DataFacts
@@ -388,6 +389,15 @@ def test_hospitals_with_other_names_and_orders_train_one_model(trained: Path) ->
     result = json.loads((trained / "result.json").read_text())
 
     assert sorted(result["test"]["dice"]["clients"]) == list(NAMES)
+
+
+def test_counts_of_a_run_are_held_against_the_survey(surveyed: Surveyed, trained: Path) -> None:
+    said = {name: one.fingerprint.cases for name, one in surveyed.survey.hospitals.items()}
+    config = load_config(trained / "config.yaml")
+
+    assert config.limits.cases == {name: math.ceil(1.25 * cases) for name, cases in said.items()}
+    own = config.model_copy(update={"limits": LimitSettings(cases={"north": 3})})
+    assert organising.use_survey(own, surveyed.survey).limits.cases["north"] == 3
 
 
 def test_every_hospital_judges_a_model_and_sums_are_all_that_leaves(
