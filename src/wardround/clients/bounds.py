@@ -241,8 +241,7 @@ class Bounds:
     def _reference(self, name: str, changes: Mapping[str, Change]) -> float:
         """What an update's size is held against: the others' median, of two clients its own past too."""
         own = changes[name]
-        others = [change for other, change in changes.items() if other != name and change.learned]
-        found = [change.norm for change in others]
+        found = [change.norm for change in list_others(name, changes) if change.learned]
         floor = STILL * own.start
         if len(found) >= 2:
             return max(median_high(found), floor)
@@ -251,7 +250,7 @@ class Bounds:
         return max([*found, floor])
 
     def _size_complaint(self, name: str, changes: Mapping[str, Change], ratio: float) -> str | None:
-        own, others = changes[name], [change for other, change in changes.items() if other != name]
+        own, others = changes[name], list_others(name, changes)
         if not others:
             return None
         factor = MAX_NORM if self._limits.max_norm == "auto" else float(self._limits.max_norm or math.inf)
@@ -275,7 +274,7 @@ class Bounds:
 
     def _parts(self, name: str, changes: Mapping[str, Change]) -> Iterable[tuple[str, float, float]]:
         """Each tensor and group of extras: what to call it, its size, and what that is held against."""
-        own, others = changes[name], [change for other, change in changes.items() if other != name]
+        own, others = changes[name], list_others(name, changes)
         whole = self._reference(name, changes)
         for tensor, norm in own.norms.items():
             floor = max(0.1 * own.starts.get(tensor, 0.0), 0.05 * whole if tensor in own.learned else 0.0)
@@ -318,6 +317,11 @@ class Bounds:
             f"its updates point against the others: their mean cosine is {mean:.2f}, below {MAX_OPPOSITE:g}, "
             f"while the others' own is {fmean(weights):.2f} (limits.refuse_opposite)"
         )
+
+
+def list_others(name: str, changes: Mapping[str, Change]) -> list[Change]:
+    """What a client is held against: the others that trained. A model sent back as it was says nothing."""
+    return [change for other, change in changes.items() if other != name and any(change.norms.values())]
 
 
 def allowed(most: float) -> str:

@@ -153,7 +153,7 @@ def is_best(metric: str, value: float, scores: Mapping[str, float], progress: Pr
     """Whether a round is the best so far, by the mean over clients, which none of them decides alone.
 
     Where one client's score changed far more than any other's, it counts as so many times the largest change
-    among these as the others, if of one mind, outweigh.
+    among these, fewer than there are of them: clients that changed as much together decide against it.
     """
     best, before = progress.best_value, progress.best_scores
     if best is None:
@@ -161,7 +161,7 @@ def is_best(metric: str, value: float, scores: Mapping[str, float], progress: Pr
     if len(scores) < 3 or scores.keys() != before.keys():
         return is_better(metric, value, best)
     gains = {name: gain(metric, score, before[name]) for name, score in scores.items()}
-    most = min(MOST_ALONE, len(gains) - 2)
+    most = min(MOST_ALONE, len(gains) - 1.5)  # below their number, so that the others can outweigh it
     bounds = {name: most * max(abs(g) for other, g in gains.items() if other != name) for name in gains}
     if all(abs(found) <= bounds[name] for name, found in gains.items()):
         return is_better(metric, value, best)
