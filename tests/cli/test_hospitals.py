@@ -160,13 +160,24 @@ class TestKits:
 
 @mark.usefixtures("engine")
 class TestSubmit:
-    @mark.parametrize("arguments", [[], ["run.yaml", "--resume", "first"]])
+    @mark.parametrize(
+        ("arguments", "advice"),
+        [
+            ([], "give a configuration to start a run, or --resume RUN"),
+            (["run.yaml", "--resume", "first"], "give one of these: a configuration to start a run, --resume RUN"),
+        ],
+    )
     def test_needs_either_a_configuration_or_a_run_to_resume(
-        self, arguments: list[str], organiser: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
+        self,
+        arguments: list[str],
+        advice: str,
+        organiser: Path,
+        monkeypatch: MonkeyPatch,
+        capsys: CaptureFixture[str],
     ) -> None:
         code, _, err = call(monkeypatch, capsys, "submit", *arguments)
 
-        assert code == 2 and "give a configuration to start a run, or --resume RUN" in err
+        assert code == 2 and advice in err
 
     def test_names_the_runs_there_are_when_one_cannot_be_resumed(
         self, organiser: Path, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str]
