@@ -88,7 +88,7 @@ def answer(rogue: Caller, site: Site, hospitals: Deployment, command: Command, a
         rogue.answer(info, as_file(reply, hospitals.folder))
 
 
-def run_attacks(checks: Checks, hospitals: Deployment, limits: dict[str, Any] | None) -> None:
+def run_attacks(checks: Checks, hospitals: Deployment, rogue: Caller, limits: dict[str, Any] | None) -> None:
     clean = 0.0
     for number, attack in enumerate(ATTACKS):
         name = f"{'on' if limits is None else 'off'}-{number}"
@@ -111,10 +111,8 @@ def run_attacks(checks: Checks, hospitals: Deployment, limits: dict[str, Any] | 
         )
         rules = SiteFile.model_validate({"data": "phantom", "tasks": ["all"], "min_cases": 0})
         site = Site(ROGUE, rules, hospitals.folder / f"rogue-{name}")
-        with Caller(hospitals.kit(ROGUE)) as rogue:
-            rogue.hello()
-            command = hospitals.submit(config, names=[*hospitals.names, ROGUE])
-            answer(rogue, site, hospitals, command, attack)
+        command = hospitals.submit(config, names=[*hospitals.names, ROGUE])
+        answer(rogue, site, hospitals, command, attack)
         code = command.wait(60)
         lines, result = records(hospitals.run_folder(name)), read(hospitals.run_folder(name) / "result.json")
         found = (result.get("test") or {}).get("dice", {}).get("clients", {})
@@ -135,10 +133,12 @@ def main() -> None:
         with Deployment(names, checks.options.keep, guests=[ROGUE]) as hospitals:
             hospitals.serve()
             hospitals.join_all()
-            for part, limits in (("on", None), ("off", OFF)):
-                if checks.wants(part):
-                    with checks.part("default limits" if part == "on" else "no limits, as before"):
-                        run_attacks(checks, hospitals, limits)
+            with Caller(hospitals.kit(ROGUE)) as rogue:  # one for all: a second process would be refused
+                rogue.hello()
+                for part, limits in (("on", None), ("off", OFF)):
+                    if checks.wants(part):
+                        with checks.part("default limits" if part == "on" else "no limits, as before"):
+                            run_attacks(checks, hospitals, rogue, limits)
 
 
 if __name__ == "__main__":
