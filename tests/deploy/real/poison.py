@@ -122,7 +122,8 @@ def run_attacks(checks: Checks, hospitals: Deployment, rogue: Caller, limits: di
         refused, lost = (
             sum(f"train/{ROGUE}" in line[kind] for line in lines) for kind in ("refused", "lost")
         )
-        holds = limits is not None or (code == 0 and abs(dice - clean) <= WITHIN)
+        took_part = ROGUE in read(hospitals.run_folder(name) / "registrations.json")
+        holds = took_part and (limits is not None or (code == 0 and abs(dice - clean) <= WITHIN))
         facts = {"dice": round(dice, 3), "refused": f"{refused} of {len(lines)}", "lost": lost, "code": code}
         checks.check(holds, f"{attack}, {'default limits' if limits is None else 'no limits'}", **facts)
 
