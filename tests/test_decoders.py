@@ -34,13 +34,13 @@ from wardround.data.federation_file import write as write_federation
 from wardround.data.preparing.record import Preparation
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.splits import read_splits
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits.kit import read_kit
+from wardround.deploy.kits.project import Project, load_project
+from wardround.deploy.kits.project import render_template as render_project
 from wardround.deploy.ledger.verifying import read as read_ledger
 from wardround.deploy.ledger.verifying import verify
 from wardround.deploy.ledger.writing import Ledger
 from wardround.deploy.live_file import Live, read_live
-from wardround.deploy.project import Project, load_project
-from wardround.deploy.project import render_template as render_project
 from wardround.deploy.site_file import load_site
 from wardround.deploy.site_file import render_template as render_site
 from wardround.engine.checkpoint import Checkpoints
@@ -276,7 +276,7 @@ DECODERS = {
 def valid(tmp_path_factory: TempPathFactory) -> Path:
     """One valid file of each kind."""
     importorskip("cryptography")
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     folder = tmp_path_factory.mktemp("valid")
     run(folder / "run", evaluate={"metrics": ["dice"], "overlays": 0, "model": "best"})

@@ -164,7 +164,10 @@ class TestSubmit:
         ("arguments", "advice"),
         [
             ([], "give a configuration to start a run, or --resume RUN"),
-            (["run.yaml", "--resume", "first"], "give one of these: a configuration to start a run, --resume RUN"),
+            (
+                ["run.yaml", "--resume", "first"],
+                "give one of these: a configuration to start a run, --resume RUN",
+            ),
         ],
     )
     def test_needs_either_a_configuration_or_a_run_to_resume(

@@ -8,8 +8,8 @@ from pathlib import Path
 from pytest import MonkeyPatch, TempPathFactory, fixture, importorskip
 
 from wardround.child_process import ChildProcess
-from wardround.deploy.kits import Kit, read_kit
-from wardround.deploy.project import Project
+from wardround.deploy.kits.kit import Kit, read_kit
+from wardround.deploy.kits.project import Project
 
 
 def project_of(*hospitals: str, name: str = "demo") -> Project:
@@ -35,7 +35,7 @@ def project() -> Project:
 def kits(project: Project, tmp_path_factory: TempPathFactory) -> Path:
     """The kits of organiser, north and south, bound to loopback; look, but change a copy only."""
     importorskip("cryptography")
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     folder = tmp_path_factory.mktemp("kits")
     provision(project, folder, bind="127.0.0.1")

@@ -6,7 +6,7 @@ from pathlib import Path
 from pytest import fixture, raises
 
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.deploy.processes import claim_kit
 from wardround.errors import ConfigError, WardroundError
 

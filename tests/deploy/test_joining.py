@@ -13,9 +13,9 @@ from pytest import MonkeyPatch, fixture, importorskip, raises
 importorskip("grpc")
 
 from wardround.deploy import joining
-from wardround.deploy.enrolment import revoke
 from wardround.deploy.joining import Joining, WorkerEnded
-from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.kits.enrolment import revoke
+from wardround.deploy.kits.kit import Kit, read_kit
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.rpc.client import Connection
 from wardround.deploy.rpc.requests import Request

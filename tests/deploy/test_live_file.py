@@ -10,7 +10,7 @@ import pytest
 from helpers import config
 
 from wardround.deploy import live_file
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.deploy.organising import Submission
 from wardround.errors import WardroundError
 

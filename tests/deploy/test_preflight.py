@@ -21,16 +21,16 @@ from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, rai
 
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
-from wardround.deploy.kits import Kit, open_kit, read_kit
+from wardround.deploy.kits.kit import Kit, open_kit, read_kit
+from wardround.deploy.kits.project import Project
 from wardround.deploy.processes import claim_kit
-from wardround.deploy.project import Project
 
 importorskip("grpc")
 
 import grpc
 
-from wardround.deploy import provisioning
-from wardround.deploy.authority import Authority, write_manifest
+from wardround.deploy.kits import provisioning
+from wardround.deploy.kits.authority import Authority, write_manifest
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
 from wardround.deploy.preflight.connection import check_tls, read_answer
 from wardround.deploy.preflight.kit import refuse_broken

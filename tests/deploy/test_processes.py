@@ -11,7 +11,7 @@ from typing import Any, cast
 from pytest import raises
 
 from wardround.deploy import processes
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.errors import WardroundError
 
 

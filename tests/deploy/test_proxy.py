@@ -8,7 +8,7 @@ from pytest import LogCaptureFixture, MonkeyPatch, fixture, importorskip, mark, 
 importorskip("grpc")
 
 from deploy.connect_proxy import ConnectProxy
-from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.kits.kit import Kit, read_kit
 from wardround.deploy.preflight import CheckFailed, PreflightContext
 from wardround.deploy.preflight.connection import check_name, check_port, check_tls
 from wardround.deploy.proxy import find_proxy, parse_proxy

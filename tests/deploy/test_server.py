@@ -10,7 +10,7 @@ importorskip("grpc")
 from wardround.config_file import load_config
 from wardround.deploy import server as servers
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits.kit import read_kit
 from wardround.deploy.live_file import RunFailed, follow, read_live
 from wardround.deploy.organising import place_at_organiser, submit
 from wardround.deploy.server import OrganiserServer

@@ -16,7 +16,7 @@ importorskip("grpc")
 
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits.kit import read_kit
 from wardround.deploy.processes import free_ports
 from wardround.deploy.site_file import load_site
 

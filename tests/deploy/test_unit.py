@@ -7,8 +7,8 @@ from pytest import importorskip
 
 importorskip("cryptography")
 
-from wardround.deploy.kits import read_kit
-from wardround.deploy.private_key import encode_key, make_key
+from wardround.deploy.kits.kit import read_kit
+from wardround.deploy.kits.private_key import encode_key, make_key
 from wardround.deploy.unit import render_unit, write_unit
 
 

@@ -8,7 +8,7 @@ from pytest import MonkeyPatch, fixture, importorskip
 importorskip("cryptography")
 
 from wardround.deploy import worker
-from wardround.deploy.kits import KIT
+from wardround.deploy.kits.kit import KIT
 from wardround.deploy.worker import HospitalWorker, check
 
 Lines = list[dict[str, Any]]

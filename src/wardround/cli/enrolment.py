@@ -12,7 +12,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, app, out
 from wardround.cli.hospitals import prepare
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import ORGANISER, Kit, open_kit
+from wardround.deploy.kits.kit import ORGANISER, Kit, open_kit
 from wardround.errors import ConfigError
 
 KitsOption = Annotated[
@@ -42,7 +42,7 @@ def enrol(
 ) -> None:
     """Make a hospital's key here and ask the organiser to sign it; put the answer into the kit."""
     prepare(debug, False)
-    from wardround.deploy import enrolment
+    from wardround.deploy.kits import enrolment
 
     if place.is_file() and place.name != "kit.json":
         from wardround.deploy.site_file import render_template
@@ -61,13 +61,13 @@ def enrol(
 
 
 def ask_passphrase(wanted: bool, path: Path) -> bytes | None:
-    from wardround.deploy.private_key import ask_new_passphrase
+    from wardround.deploy.kits.private_key import ask_new_passphrase
 
     return ask_new_passphrase(path) if wanted else None
 
 
 def say_request(kit: Kit) -> None:
-    from wardround.deploy.enrolment import describe_authority
+    from wardround.deploy.kits.enrolment import describe_authority
 
     out.print(
         f"The key was made in {kit.folder} and stays there.\n"
@@ -92,8 +92,8 @@ def sign(
 ) -> None:
     """Sign requests of hospitals with the project's authority, after a telephone call."""
     prepare(debug, False)
-    from wardround.deploy import enrolment
-    from wardround.deploy.authority import Authority
+    from wardround.deploy.kits import enrolment
+    from wardround.deploy.kits.authority import Authority
 
     authority = Authority.load(kits / ".authority")
     for request in requests:
@@ -109,8 +109,8 @@ def revoke(
 ) -> None:
     """End a hospital's kit at once; the others are not touched."""
     prepare(debug, False)
-    from wardround.deploy import enrolment
-    from wardround.deploy.revocation import LIST, Revocations
+    from wardround.deploy.kits import enrolment
+    from wardround.deploy.kits.revocation import LIST, Revocations
 
     placed = enrolment.revoke(kits, name)
     again = "It can come back with a new request: wardround enrol KIT --renew there, wardround sign here."

@@ -35,7 +35,7 @@ from wardround.cli.runs import show_result
 from wardround.cli.submitting import choose_run, show_evaluation
 from wardround.deploy import require
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import Kit, find_organisers_kit, open_kit
+from wardround.deploy.kits.kit import Kit, find_organisers_kit, open_kit
 from wardround.deploy.live_file import describe_waiting, find_running, read_live
 from wardround.deploy.processes import LOG_BYTES, end_after, end_with_input
 from wardround.errors import WardroundError

@@ -15,7 +15,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, print_table
 from wardround.cli.hospitals import leaving_on_signals, log_to_kit, make_speaker, prepare
 from wardround.deploy import require
-from wardround.deploy.kits import DATA, ORGANISER, Kit, open_kit
+from wardround.deploy.kits.kit import DATA, ORGANISER, Kit, open_kit
 from wardround.deploy.ledger import NAME
 from wardround.deploy.preflight import Check, CheckFailed, PreflightContext, TrustFailed
 from wardround.deploy.processes import end_with_input
@@ -42,7 +42,7 @@ def join(
 
     opened = open_kit(kit, "hospital")
     if opened.next_key.exists() and opened.answer.exists():
-        from wardround.deploy.enrolment import install
+        from wardround.deploy.kits.enrolment import install
 
         install(opened)
     environment = {} if data is None else {DATA: str(data.absolute())}
@@ -131,7 +131,7 @@ def provision(
 ) -> None:
     """Make keys and start-up kits: one for each hospital and one for the organiser."""
     configure_logging(debug, quiet=json_)
-    from wardround.deploy import project as projects
+    from wardround.deploy.kits import project as projects
 
     if example:
         out.print(projects.render_template(), markup=False, end="")
@@ -142,7 +142,7 @@ def provision(
         )
     asked = projects.load_project(project)
     require()
-    from wardround.deploy import authority, provisioning
+    from wardround.deploy.kits import authority, provisioning
 
     before = {path.parent.name for path in output.glob("*/kit.json")}
     kits = provisioning.provision(asked, output, renew=renew or ())

@@ -15,11 +15,11 @@ from wardround.cli import hospitals as organising
 from wardround.cli import kits as taking_part
 from wardround.cli.common import Debug, app, err, out, show_wait
 from wardround.cli.enrolment import ask_passphrase
-from wardround.deploy.kits import ORGANISER, Kit, open_kit
+from wardround.deploy.kits.kit import ORGANISER, Kit, open_kit
 from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
-    from wardround.deploy.project import Project
+    from wardround.deploy.kits.project import Project
 
 hospital_app = typer.Typer(name="hospital", help="Set up a hospital's machine.", no_args_is_help=True)
 organiser_app = typer.Typer(name="organiser", help="Set up the organiser's machine.", no_args_is_help=True)
@@ -46,8 +46,8 @@ def set_up_organiser(
 ) -> None:
     """Make the project, its authority, the server's kit and an invitation for each hospital."""
     organising.prepare(debug, False)
-    from wardround.deploy.authority import format_fingerprint, load_authority
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.authority import format_fingerprint, load_authority
+    from wardround.deploy.kits.provisioning import provision
     from wardround.deploy.unit import write_unit
 
     asked = find_project(file, project, host, port, hospitals, yes)
@@ -78,8 +78,8 @@ def find_project(
     file: Path, project: str | None, host: str | None, port: int | None, hospitals: str | None, yes: bool
 ) -> Project:
     """The project file; written from answers where there is none."""
+    from wardround.deploy.kits.project import load_project
     from wardround.deploy.organising import parse_hospitals
-    from wardround.deploy.project import load_project
     from wardround.deploy.setup import write_project
 
     if file.exists():
@@ -115,7 +115,8 @@ def set_up_hospital(
 ) -> None:
     """Make the key, ask for its certificate, describe the cases, check everything, and take part."""
     organising.prepare(debug, False)
-    from wardround.deploy import enrolment, setup
+    from wardround.deploy import setup
+    from wardround.deploy.kits import enrolment
     from wardround.deploy.site_file import render_template
     from wardround.deploy.unit import write_unit
 
@@ -169,7 +170,7 @@ def compare_fingerprint(own: str, told: str | None, yes: bool) -> None:
 
 def await_certificate(kit: Kit, wait: bool) -> bool:
     """Until the organiser's answer lies beside the kit, and is in it."""
-    from wardround.deploy import enrolment
+    from wardround.deploy.kits import enrolment
 
     out.print(
         f"Send {kit.request} to the organiser; it is not secret. Put the answer here: {kit.answer}",

@@ -14,7 +14,7 @@ from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
     from wardround.config import Config
-    from wardround.deploy.kits import Kit
+    from wardround.deploy.kits.kit import Kit
 
 
 def choose_run(

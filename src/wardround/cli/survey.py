@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, app, err, out, print_table
 from wardround.cli.hospitals import KitOption, make_speaker, open_queue, prepare, watch_run
-from wardround.deploy.kits import find_organisers_kit, open_kit
+from wardround.deploy.kits.kit import find_organisers_kit, open_kit
 from wardround.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Real hospitals: everything a federated run over a network needs.
 
 Organiser: project, server, job_queue, run_process, conducting, remote. Hospital: joining, worker, site_file,
-rules, site, ledger. Both: kits, wire, agreement, limits; rpc is the channel between them.
+rules, site, ledger. Both: kits (keys, and who signs them), wire, agreement, limits; rpc is the channel
+between them.
 nvflare is an adapter for federations on NVIDIA FLARE, and the only folder that imports it.
 """
 

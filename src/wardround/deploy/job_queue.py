@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import try_lock, write_parts
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.engine.records import read_lines
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name, jsonable, parse_json, write_parts

@@ -17,7 +17,7 @@ from wardround.configuring.run_plan import RunPlan, plan_hospitals
 from wardround.data.settings import TRAVELLING
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.deploy.live_file import FINAL, Live, follow, is_past_registering, read_live
 from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare
 from wardround.deploy.survey.proposing import CommonSections

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Literal
 
 from wardround.child_process import kill_children
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.errors import WardroundError
 from wardround.files import take_lock
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.errors import ConfigError
 from wardround.yaml_file import read_yaml
 

@@ -20,11 +20,11 @@ from wardround.config import Config
 from wardround.data.opening import open_federation
 from wardround.deploy.conducting import refuse_pooled
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.project import Hospital, Organiser, Project
+from wardround.deploy.kits.provisioning import provision
 from wardround.deploy.organising import Submission, make_paths_absolute, submit
 from wardround.deploy.processes import KitProcess, Say, free_ports, wait_for_hospitals, wait_for_port
-from wardround.deploy.project import Hospital, Organiser, Project
-from wardround.deploy.provisioning import provision
 from wardround.deploy.resources import Resources
 from wardround.engine.run_folder import check_folder
 from wardround.engine.transports.placement import place

@@ -20,7 +20,7 @@ from typing import IO
 
 from wardround.child_process import ChildProcess, Line
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import KIT, Kit
+from wardround.deploy.kits.kit import KIT, Kit
 from wardround.deploy.live_file import Live
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.preflight.connection import refuse_taken_port

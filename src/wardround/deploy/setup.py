@@ -11,10 +11,10 @@ import yaml
 
 from wardround.data import federation_file
 from wardround.data.proposing.proposal import describe, propose
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.project import Project
 from wardround.deploy.preflight import CheckFailed, PreflightContext
 from wardround.deploy.preflight.sequence import check_data, check_device
-from wardround.deploy.project import Project
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 from wardround.files import write_parts, write_text

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from wardround.deploy.kits import LOOPBACK
+from wardround.deploy.kits.kit import LOOPBACK
 
 STYLE = """
 body { font: 15px system-ui, sans-serif; margin: 2rem; max-width: 70rem }

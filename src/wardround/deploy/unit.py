@@ -6,8 +6,8 @@ import getpass
 import sys
 from pathlib import Path
 
-from wardround.deploy.kits import Kit
-from wardround.deploy.private_key import PASSPHRASE_FILE, is_encrypted
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.private_key import PASSPHRASE_FILE, is_encrypted
 from wardround.files import write_text
 
 FIRST_FREE_PORT = 1024  # below it, a program needs a right to listen

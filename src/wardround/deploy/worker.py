@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.child_process import Line, connect, listen
-from wardround.deploy.kits import open_kit
+from wardround.deploy.kits.kit import open_kit
 from wardround.deploy.parcel_file import read_parcel, write_parcel
 from wardround.deploy.site import Site, choose_device, describe_data, open_site, read_site_of
 from wardround.deploy.wire import ParcelError

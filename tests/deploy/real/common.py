@@ -28,7 +28,7 @@ import psutil
 import yaml
 
 from wardround.deploy.job_queue import JobQueue
-from wardround.deploy.kits import Kit, read_kit
+from wardround.deploy.kits.kit import Kit, read_kit
 from wardround.deploy.processes import free_ports
 
 WARDROUND = [sys.executable, "-m", "wardround"]

@@ -32,9 +32,9 @@ from common import (
     until,
 )
 
-from wardround.deploy.authority import Authority, write_manifest
-from wardround.deploy.kits import open_kit
-from wardround.deploy.project import load_project
+from wardround.deploy.kits.authority import Authority, write_manifest
+from wardround.deploy.kits.kit import open_kit
+from wardround.deploy.kits.project import load_project
 
 NAMES = ["east", "north", "south", "west"]
 BEHIND = "south"  # the hospital whose network fails

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.deploy.rpc.service import INSTANCE, SERVICE, decode, encode
 
 import grpc  # isort: skip  # after service, which quiets it

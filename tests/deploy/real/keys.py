@@ -37,10 +37,10 @@ from common import (
     until,
 )
 
-from wardround.deploy.authority import Authority, write_manifest
-from wardround.deploy.kits import Kit, make_private, read_kit
-from wardround.deploy.project import load_project
-from wardround.deploy.provisioning import provision, put_certificate
+from wardround.deploy.kits.authority import Authority, write_manifest
+from wardround.deploy.kits.kit import Kit, make_private, read_kit
+from wardround.deploy.kits.project import load_project
+from wardround.deploy.kits.provisioning import provision, put_certificate
 
 NAMES, GUESTS = ["east", "north"], ["brief", "west"]
 SECONDS = 10.0  # in which everything here is refused

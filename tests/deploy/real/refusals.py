@@ -37,13 +37,13 @@ from hostile import Caller
 from parcels import Bomb
 
 from wardround.config_file import load_config
-from wardround.deploy.authority import Authority, write_manifest
 from wardround.deploy.conducting import conduct
-from wardround.deploy.kits import Kit, make_private, read_kit
+from wardround.deploy.kits.authority import Authority, write_manifest
+from wardround.deploy.kits.kit import Kit, make_private, read_kit
+from wardround.deploy.kits.project import load_project
+from wardround.deploy.kits.provisioning import provision, put_certificate
 from wardround.deploy.preflight import CheckFailed, PreflightContext
 from wardround.deploy.preflight.connection import check_tls
-from wardround.deploy.project import load_project
-from wardround.deploy.provisioning import provision, put_certificate
 from wardround.deploy.rpc.service import METHODS
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import SiteFile

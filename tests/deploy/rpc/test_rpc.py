@@ -21,12 +21,12 @@ import grpc
 import psutil
 
 from wardround.deploy import limits
-from wardround.deploy.authority import Authority
-from wardround.deploy.enrolment import revoke
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.authority import Authority
+from wardround.deploy.kits.enrolment import revoke
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.project import Project
+from wardround.deploy.kits.provisioning import provision, put_certificate
 from wardround.deploy.mailbox import Letter
-from wardround.deploy.project import Project
-from wardround.deploy.provisioning import provision, put_certificate
 from wardround.deploy.rpc import callers
 from wardround.deploy.rpc import client as clients
 from wardround.deploy.rpc import server as servers

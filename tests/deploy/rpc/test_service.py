@@ -10,7 +10,7 @@ from pytest import MonkeyPatch, importorskip
 importorskip("grpc")
 
 import wardround.deploy
-from wardround.deploy.kits import read_kit
+from wardround.deploy.kits.kit import read_kit
 from wardround.deploy.rpc import server as servers
 from wardround.deploy.rpc.server import HospitalServer
 

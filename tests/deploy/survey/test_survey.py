@@ -27,7 +27,7 @@ from wardround.deploy import limits, organising
 from wardround.deploy.agreement import DataFacts
 from wardround.deploy.conducting import conduct
 from wardround.deploy.evaluating import conduct_evaluation, configure_evaluation, load_judged
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.deploy.remote import bound_reply, check_scores
 from wardround.deploy.resources import Resources
 from wardround.deploy.site_file import SiteFile

@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from wardround.deploy.kits import SITE
+from wardround.deploy.kits.kit import SITE
 from wardround.deploy.nvflare.job import SERVER, SLOT
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.site import Site

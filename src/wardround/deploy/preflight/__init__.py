@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 
 State = Literal["ok", "warning", "wrong", "not reached"]
 TIMEOUT = 5.0  # seconds for a connection, and for the handshake after it

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from wardround.deploy import limits
-from wardround.deploy.kits import LOOPBACK, Kit
+from wardround.deploy.kits.kit import LOOPBACK, Kit
+from wardround.deploy.kits.private_key import find_passphrase, read_pem
 from wardround.deploy.preflight import NEW_KIT, CheckFailed, PreflightContext, TrustFailed
-from wardround.deploy.private_key import find_passphrase, read_pem
 from wardround.deploy.proxy import connect, find_proxy
 from wardround.deploy.rpc.client import use_proxy
 from wardround.deploy.rpc.service import INSTANCE, PREFLIGHT, SERVICE, MessageError, decode, encode

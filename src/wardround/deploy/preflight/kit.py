@@ -16,16 +16,16 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
-from wardround.deploy.authority import (
+from wardround.deploy.kits.authority import (
     MANIFEST_SCHEMA,
     SIGNATURE,
     encode_manifest,
     format_fingerprint,
     load_authority,
 )
-from wardround.deploy.kits import SIGNED, Kit
+from wardround.deploy.kits.kit import SIGNED, Kit
+from wardround.deploy.kits.private_key import load_key
 from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
-from wardround.deploy.private_key import load_key
 from wardround.errors import ConfigError
 
 SOON = timedelta(days=14)

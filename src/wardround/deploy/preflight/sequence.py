@@ -21,7 +21,7 @@ from wardround.data import federation_file
 from wardround.data.checking.check import check_quickly
 from wardround.data.checking.findings import format_split_counts
 from wardround.data.sources import list_cases
-from wardround.deploy.kits import open_kit
+from wardround.deploy.kits.kit import open_kit
 from wardround.deploy.preflight import TIMEOUT, Check, CheckFailed, PreflightContext, warn
 from wardround.deploy.preflight.connection import check_name, check_own_port, check_port, check_tls
 from wardround.deploy.preflight.kit import check_certificates, check_kit

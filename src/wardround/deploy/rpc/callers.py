@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from wardround.deploy.kits import Kit
-from wardround.deploy.revocation import Revocations
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.revocation import Revocations
 from wardround.deploy.rpc.service import (
     BEAT_SECONDS,
     DISPLACED,

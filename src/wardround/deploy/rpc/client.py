@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from wardround.deploy import limits
-from wardround.deploy.kits import Kit
-from wardround.deploy.private_key import read_pem
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.private_key import read_pem
 from wardround.deploy.proxy import find_proxy
 from wardround.deploy.rpc.requests import OnTransfer, Request, Requests, watch
 from wardround.deploy.rpc.service import (

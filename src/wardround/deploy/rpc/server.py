@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from wardround.deploy import limits
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.private_key import read_pem
 from wardround.deploy.mailbox import Letter, Mailbox
-from wardround.deploy.private_key import read_pem
 from wardround.deploy.rpc.callers import Callers, Refusal, describe_caller
 from wardround.deploy.rpc.replies import Announced, Replies, ReplyFile, ReplyRefused
 from wardround.deploy.rpc.service import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 
 
 def render_readme(kit: Kit) -> str:

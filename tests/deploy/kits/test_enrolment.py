@@ -12,13 +12,14 @@ from pytest import MonkeyPatch, fixture, importorskip, mark, raises
 
 importorskip("cryptography")
 
-from wardround.deploy import enrolment, limits
-from wardround.deploy.authority import Authority
-from wardround.deploy.enrolment import install, request_certificate, revoke, sign
-from wardround.deploy.kits import Kit, open_kit
+from wardround.deploy import limits
+from wardround.deploy.kits import enrolment
+from wardround.deploy.kits.authority import Authority
+from wardround.deploy.kits.enrolment import install, request_certificate, revoke, sign
+from wardround.deploy.kits.kit import Kit, open_kit
+from wardround.deploy.kits.project import Project
+from wardround.deploy.kits.provisioning import provision
 from wardround.deploy.preflight.kit import refuse_broken
-from wardround.deploy.project import Project
-from wardround.deploy.provisioning import provision
 from wardround.deploy.site_file import render_template
 from wardround.errors import ConfigError
 

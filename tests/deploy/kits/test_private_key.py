@@ -8,8 +8,8 @@ from pytest import MonkeyPatch, fixture, importorskip, raises
 
 importorskip("cryptography")
 
-from wardround.deploy import private_key
-from wardround.deploy.private_key import (
+from wardround.deploy.kits import private_key
+from wardround.deploy.kits.private_key import (
     PASSPHRASE,
     PASSPHRASE_FILE,
     ask_new_passphrase,

@@ -13,8 +13,8 @@ import yaml
 from helpers import call
 from pytest import CaptureFixture, MonkeyPatch, fixture, importorskip, mark, raises
 
-from wardround.deploy.kits import SIGNED, Kit, find_organisers_kit, open_kit
-from wardround.deploy.project import Project, load_project, render_template
+from wardround.deploy.kits.kit import SIGNED, Kit, find_organisers_kit, open_kit
+from wardround.deploy.kits.project import Project, load_project, render_template
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 
@@ -113,7 +113,7 @@ def test_a_kit_holds_keys_rules_and_nothing_of_an_engine(kits: Path) -> None:
 
 
 def test_the_server_listens_where_it_should(project: Project, tmp_path: Path) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     provision(project, tmp_path)
 
@@ -147,13 +147,13 @@ def test_opening_a_kit_imports_little() -> None:
     code = (
         "import sys\n"
         "def held(*names): return [name for name in names if name in sys.modules]\n"
-        "from wardround.deploy import kits\n"
+        "from wardround.deploy.kits import kit\n"
         "assert not held('torch', 'nvflare', 'grpc', 'cryptography'), held('torch', 'nvflare', 'grpc')\n"
         "from wardround.deploy.preflight import kit\n"
         "assert not held('torch', 'nvflare', 'grpc'), held('torch', 'nvflare', 'grpc')\n"
         "from wardround.deploy.preflight import connection\n"
         "assert not held('torch', 'nvflare'), held('torch', 'nvflare')\n"
-        "from wardround.deploy import enrolment\n"  # `revoke` must not take long
+        "from wardround.deploy.kits import enrolment\n"  # `revoke` must not take long
         "assert not held('torch', 'nvflare'), held('torch', 'nvflare')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -174,7 +174,7 @@ def with_hospitals(project: Project, *names: str) -> Project:
 
 
 def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Project) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     before = {name: contents(made / name) for name in ("organiser", "north", "south")}
     shutil.rmtree(made / "south")  # it was sent
@@ -189,7 +189,7 @@ def test_one_more_hospital_leaves_the_others_as_they_are(made: Path, project: Pr
 
 
 def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     old = contents(made / "south")
     with raises(ConfigError, match="south exists already, and nothing is overwritten"):
@@ -213,7 +213,7 @@ def test_a_lost_kit_is_made_anew_when_asked(made: Path, project: Project) -> Non
 def test_another_project_or_place_is_refused(
     change: dict[str, Any], sentence: str, made: Path, project: Project
 ) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     before = contents(made)
     with raises(ConfigError, match=sentence):
@@ -223,7 +223,7 @@ def test_another_project_or_place_is_refused(
 
 def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Project) -> None:
     importorskip("cryptography")
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     (tmp_path / "north").mkdir()
     (tmp_path / "north" / "thesis.txt").write_text("mine")
@@ -233,7 +233,7 @@ def test_what_lies_in_the_way_is_not_overwritten(tmp_path: Path, project: Projec
 
 
 def test_a_broken_authority_is_said(made: Path, project: Project) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     (made / ".authority" / "ca.key").write_text("nothing")
     with raises(ConfigError, match="not a readable authority"):
@@ -291,7 +291,7 @@ def test_a_kit_that_others_can_change_is_refused(part: str, copy_of: Callable[[s
 
 
 def test_a_kit_of_an_older_version_is_made_again_by_the_same_authority(made: Path, project: Project) -> None:
-    from wardround.deploy.provisioning import provision
+    from wardround.deploy.kits.provisioning import provision
 
     file = made / ".authority" / "project.json"  # as the older version wrote it
     file.write_text(json.dumps({**json.loads(file.read_text()), "admin_port": 8003}))

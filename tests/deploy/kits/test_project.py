@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pytest import LogCaptureFixture, mark, raises
 
-from wardround.deploy.project import load_project
+from wardround.deploy.kits.project import load_project
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
 

@@ -8,9 +8,9 @@ from pytest import CaptureFixture, MonkeyPatch, importorskip, raises
 
 importorskip("cryptography")
 
-from wardround.deploy import authority
-from wardround.deploy.project import Project
-from wardround.deploy.provisioning import provision
+from wardround.deploy.kits import authority
+from wardround.deploy.kits.project import Project
+from wardround.deploy.kits.provisioning import provision
 from wardround.errors import ConfigError
 
 

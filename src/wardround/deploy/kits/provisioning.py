@@ -21,12 +21,20 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from wardround.deploy.authority import BACKDATED, Authority, write_manifest, write_private
-from wardround.deploy.enrolment import invite, note_terms
-from wardround.deploy.kits import EVERYWHERE, LOOPBACK, ORGANISER, Kit, check_private, make_private, read_kit
-from wardround.deploy.private_key import encode_key
-from wardround.deploy.project import Project
-from wardround.deploy.readme import render_readme
+from wardround.deploy.kits.authority import BACKDATED, Authority, write_manifest, write_private
+from wardround.deploy.kits.enrolment import invite, note_terms
+from wardround.deploy.kits.kit import (
+    EVERYWHERE,
+    LOOPBACK,
+    ORGANISER,
+    Kit,
+    check_private,
+    make_private,
+    read_kit,
+)
+from wardround.deploy.kits.private_key import encode_key
+from wardround.deploy.kits.project import Project
+from wardround.deploy.kits.readme import render_readme
 from wardround.deploy.site_file import render_template
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json, write_text

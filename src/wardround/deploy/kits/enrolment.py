@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 from wardround.deploy import limits
-from wardround.deploy.authority import (
+from wardround.deploy.kits.authority import (
     BACKDATED,
     SIGNATURE,
     Authority,
@@ -35,11 +35,11 @@ from wardround.deploy.authority import (
     make_manifest,
     write_private,
 )
-from wardround.deploy.kits import ORGANISER, Kit, check_private, make_private, read_kit
-from wardround.deploy.private_key import encode_key, load_key, make_key
-from wardround.deploy.project import NAME, Project
-from wardround.deploy.readme import render_readme
-from wardround.deploy.revocation import LIST
+from wardround.deploy.kits.kit import ORGANISER, Kit, check_private, make_private, read_kit
+from wardround.deploy.kits.private_key import encode_key, load_key, make_key
+from wardround.deploy.kits.project import NAME, Project
+from wardround.deploy.kits.readme import render_readme
+from wardround.deploy.kits.revocation import LIST
 from wardround.deploy.strict_json import parse_json
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json, write_text

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.deploy import limits
-from wardround.deploy.kits import Kit
+from wardround.deploy.kits.kit import Kit
 from wardround.errors import ConfigError
 
 LIST = "revoked.crl"  # in state/ of the organiser's kit, and in the authority's folder

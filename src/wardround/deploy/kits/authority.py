@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from wardround.deploy.kits import SIGNED, Kit, Role
-from wardround.deploy.private_key import encode_key, load_key, make_key
-from wardround.deploy.project import Project
+from wardround.deploy.kits.kit import SIGNED, Kit, Role
+from wardround.deploy.kits.private_key import encode_key, load_key, make_key
+from wardround.deploy.kits.project import Project
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json
 from wardround.text import suggest

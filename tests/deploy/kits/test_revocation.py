@@ -8,12 +8,12 @@ from pytest import importorskip, raises
 importorskip("cryptography")
 
 from wardround.deploy import limits
-from wardround.deploy.authority import Authority
-from wardround.deploy.enrolment import revoke
-from wardround.deploy.kits import read_kit
-from wardround.deploy.project import Project
-from wardround.deploy.provisioning import provision
-from wardround.deploy.revocation import Revocations
+from wardround.deploy.kits.authority import Authority
+from wardround.deploy.kits.enrolment import revoke
+from wardround.deploy.kits.kit import read_kit
+from wardround.deploy.kits.project import Project
+from wardround.deploy.kits.provisioning import provision
+from wardround.deploy.kits.revocation import Revocations
 from wardround.errors import ConfigError
 
 
