@@ -123,7 +123,8 @@ def measure_change(reply: Reply, sent: Message, trainable: Sequence[str], size: 
 def measure_norm(tensor: Tensor) -> Tensor:
     """The Euclidean norm in float64, of numbers that may be as large as float32 has them."""
     one = tensor if tensor.is_floating_point() and tensor.numel() > 1 else tensor.double()
-    return torch.linalg.vector_norm(one, dtype=torch.float64)
+    found: Tensor = torch.linalg.vector_norm(one, dtype=torch.float64)
+    return found
 
 
 def read_numbers(found: Sequence[Tensor]) -> list[float]:

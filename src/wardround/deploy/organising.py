@@ -235,7 +235,8 @@ def use_survey(config: Config, survey: Survey | None) -> Config:
     data = config.data
     if survey is None or not data.hospitals:
         return config
-    said = {name: math.ceil(GROWTH * one.fingerprint.cases) for name, one in survey.hospitals.items()}
+    found = {name: one.fingerprint.cases for name, one in survey.hospitals.items()}
+    said = {name: math.ceil(GROWTH * cases) for name, cases in found.items() if isinstance(cases, int)}
     limits = config.limits.model_copy(update={"cases": said | config.limits.cases})
     config = config.model_copy(update={"limits": limits})
     if not survey.common.class_names:
