@@ -246,7 +246,7 @@ def test_the_exclusion_loss_is_the_published_sum_by_hand() -> None:
     assert float(found) == pytest.approx((sum(dice) + sum(cross_entropy)) / 2, abs=1e-12)
 
 
-def test_the_exclusion_dice_is_that_of_the_authors_code_for_classes_not_annotated() -> None:
+def test_the_exclusion_dice_is_that_of_public_code_for_classes_not_annotated() -> None:
     """There -Dice is 2 TP / (2 TP + FP + FN) of p_n and e_n = 1 - y_background, of each case and class."""
     draw = np.random.default_rng(5)
     p = draw.dirichlet(np.ones(4), size=(2, 6)).transpose(0, 2, 1)

@@ -25,10 +25,10 @@ merged first. Where everything is annotated nothing is merged and nothing is add
 Voxels to be ignored are taken out by certain background in logits and labels (`fill_ignored`).
 
 Differs: groups of several foreground classes (the whole disc, of rim and cup) are merged as well.
-Differs: n runs over classes that are not annotated. The authors' code also has background and annotated
-classes, each with the complement of its own label for e, which the marginal loss sees to; it trains with the
-Dice part alone, weighted 2, and has the cross entropy, with this 1, in a comment. The equations were checked
-against that code, not against the numbered ones of the paper.
+Differs: n runs over classes that are not annotated. Public code of the paper's loss also has background and
+annotated classes, each with the complement of its own label for e, which the marginal loss sees to; it trains
+with the Dice part alone, weighted 2. The equations were checked against that code, whose authors we do not
+know, and not against the numbered ones of the paper.
 
 >>> annotation = Annotation((0, 1, 0))
 >>> merge_logits(torch.tensor([[[0.0], [1.0], [0.0]]]), annotation)  # ln 2, and 1
