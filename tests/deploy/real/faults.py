@@ -326,7 +326,7 @@ def network(checks: Checks, hospitals: Disturbed) -> None:
 
 def kills(checks: Checks, hospitals: Deployment) -> None:
     """kill -9 at random times of random processes, twenty times, with resumes: the same bytes."""
-    config = slow("kills", "scaffold", rounds=6, local_epochs=2, min_clients=4, retries=9, absent_after=120)
+    config = slow("kills", "scaffold", rounds=40, min_clients=4, retries=9, absent_after=120)
     config["deadline"] = 300.0
     expected = trained(hospitals.folder, config)
     draw = random.Random(20)
@@ -334,7 +334,7 @@ def kills(checks: Checks, hospitals: Deployment) -> None:
     waits(hospitals, "kills", 1, "train")
     killed: list[str] = []
     while len(killed) < 20:
-        time.sleep(draw.uniform(0.5, 6.0))
+        time.sleep(draw.uniform(0.2, 2.0))
         if not command.is_running:
             facts = hospitals.live("kills")
             if facts.get("state") == "done":
