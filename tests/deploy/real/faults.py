@@ -351,7 +351,8 @@ def kills(checks: Checks, hospitals: Deployment) -> None:
         except psutil.Error:
             continue
         killed.append(f"{who}:{what.split(chr(47))[0].strip()}")
-        start_again(hospitals, who)
+        for name in ("server", *NAMES):  # a join whose process was killed while it started ends, too
+            start_again(hospitals, name)
     for _ in range(20):
         if not command.is_running and hospitals.live("kills").get("state") == "done":
             break
@@ -363,8 +364,8 @@ def kills(checks: Checks, hospitals: Deployment) -> None:
 
 
 def start_again(hospitals: Deployment, who: str) -> None:
-    """A command whose own process was killed is started anew; the others start theirs themselves."""
-    time.sleep(0.2)
+    """A command that ended is started anew; others start their processes themselves."""
+    time.sleep(0.05)
     if who == "server" and not hospitals.server.is_running:
         until_gone(hospitals.organiser, 10)
         hospitals.serve()

@@ -150,6 +150,8 @@ class Callers:
             if known not in (None, caller.instance) and self._is_in_use(caller.hospital, str(known)):
                 self._note_second(caller)
                 raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, IN_USE)
+            if known != caller.instance:  # it was itself refused, as long as the one before seemed alive
+                self._doubles.pop(caller.hospital, None)
             self._instances[caller.hospital] = caller.instance
 
     def _is_in_use(self, hospital: str, instance: str) -> bool:
