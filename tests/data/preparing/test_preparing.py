@@ -442,6 +442,18 @@ print(json.dumps([halves, made, [os.waitpid(pid, 0)[1] for pid in both]]))
 """
 
 
+def test_what_killed_processes_left_is_removed_and_what_live_ones_write_stays(tmp_path: Path) -> None:
+    entries, cache = make(tmp_path / "data", 1), Cache(tmp_path / "cache")
+    prepare_cases(cache, entries, federation(), jobs=1)
+    home = next(cache.folder.glob("*/settings.json")).parent
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, live = (home / f".settings.json.{pid}-7.partial" for pid in (ended.pid, os.getpid()))
+    left.touch(), live.touch()
+    prepare_cases(cache, entries, federation(), jobs=1)
+    assert live.exists() and not left.exists()
+
+
 def test_kill_9_at_any_time_and_two_runs_at_once(tmp_path: Path) -> None:
     entries, cache = make(tmp_path / "data", 16), Cache(tmp_path / "cache")
     plain = [preparing.plain_entry(entry) for entry in entries]

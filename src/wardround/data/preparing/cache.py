@@ -352,9 +352,11 @@ def read_metadata(file: Any, path: Path) -> dict[str, Any]:
 
 def remove_stale(home: Path) -> None:
     """Remove partial files whose process has ended."""
-    for partial in home.glob("*/.*.partial"):
-        pid, _, rest = partial.name[1:].partition("-")
-        here = rest.endswith(f"-{socket.gethostname()}.partial") and pid.isdecimal()
+    for partial in [*home.glob(".*.partial"), *home.glob("*/.*.partial")]:
+        pid, _, rest = partial.name.removeprefix(".settings.json").removeprefix(".").partition("-")
+        here = pid.isdecimal() and (
+            partial.parent == home or rest.endswith(f"-{socket.gethostname()}.partial")
+        )
         with contextlib.suppress(OSError):
             if (here and is_gone(int(pid))) or time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 partial.unlink()
