@@ -8,6 +8,7 @@ Nothing listens at a hospital, not even on 127.0.0.1.
 
 from __future__ import annotations
 
+import base64
 import logging
 import shutil
 import threading
@@ -20,6 +21,7 @@ from typing import IO
 from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits.kit import KIT, Kit
+from wardround.deploy.kits.signing import sign_statement
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
 from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
 from wardround.deploy.rpc.requests import Request, RequestTooLarge
@@ -106,12 +108,23 @@ class WorkerProcess:
             try:
                 deadline = None if seconds is None else time.monotonic() + seconds + GRACE_SECONDS
                 found = self._child.receive(deadline)
+                while found is not None and "sign" in found:
+                    self._child.send(self._sign(found))
+                    found = self._child.receive(deadline)
             except TimeoutError:
                 self.end()
                 return None, "its task took too long (resources.seconds in its site.yaml)"
         if found is None:
             raise WorkerEnded(f"its process ended (exit code {self._child.exit_code()})")
         return (reply, "") if "reply" in found else (None, str(found["failed"]))
+
+    def _sign(self, line: Line) -> Line:
+        """What the process that trains has to sign; the key and its passphrase stay here."""
+        try:
+            signature = sign_statement(self._kit, base64.b64decode(line["sign"]))
+        except (WardroundError, OSError, ValueError) as error:
+            return {"failed": str(error)}
+        return {"signature": base64.b64encode(signature).decode()}
 
     def is_alive(self) -> bool:
         return self._child.is_alive()

@@ -24,6 +24,7 @@ from wardround.data.settings import DataSettings
 from wardround.deploy import limits
 from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits.kit import DATA, KIT, SITE, Kit, open_kit
+from wardround.deploy.kits.signing import Sign, site_identity
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import SURVEY, Rules
 from wardround.deploy.site_file import SiteFile, find_client, load_site
@@ -36,6 +37,7 @@ from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.privacy import BUDGET_FILE, combine
+from wardround.privacy.secure_sum import Identity
 from wardround.training.device import set_threads
 
 log = logging.getLogger(__name__)
@@ -54,10 +56,10 @@ def refuse(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def open_site() -> Site:
-    """The site whose kit the environment names."""
+def open_site(sign: Sign) -> Site:
+    """The site whose kit the environment names; sign: has `wardround join` sign with the kit's key."""
     kit = open_kit(Path(os.environ[KIT]), "hospital")
-    return Site(kit.name, read_site_of(kit), kit.state)
+    return Site(kit.name, read_site_of(kit), kit.state, site_identity(kit, sign))
 
 
 def read_site_of(kit: Kit) -> SiteFile:
@@ -88,10 +90,15 @@ def describe_data(site: SiteFile, name: str) -> str:
 
 
 class Site:
-    """One hospital. state: the folder where it keeps its memory of runs, and its ledger."""
+    """One hospital.
 
-    def __init__(self, name: str, site: SiteFile, state: Path) -> None:
+    state: the folder where it keeps its memory of runs, and its ledger. identity: who it is in secure sums,
+    None where nobody can vouch for it.
+    """
+
+    def __init__(self, name: str, site: SiteFile, state: Path, identity: Identity | None = None) -> None:
         self.name = name
+        self.identity = identity
         self._site = site
         self._rules = Rules(site)
         self._state = state
