@@ -97,16 +97,14 @@ def test_a_process_of_its_own_gets_signatures_while_it_answers(
 
 
 ASKING = """
-import queue
+import base64
 from pathlib import Path
-from wardround.child_process import connect, listen
-from wardround.deploy.worker import HospitalWorker
+from wardround.child_process import connect
 
 requests, send = connect()
-lines = queue.SimpleQueue()
-listen(requests, lines.put)
-line = lines.get()
-Path(line["reply"]).write_bytes(HospitalWorker(send, lines.get).sign(b"statement"))
+line = next(requests)
+send({"sign": base64.b64encode(b"statement").decode()})
+Path(line["reply"]).write_bytes(base64.b64decode(next(requests)["signature"]))
 send({"reply": line["reply"]})
-lines.get()
+next(requests, None)
 """
