@@ -4,8 +4,8 @@
     python benchmarks/privacy/secure_sum.py --values 1900000 --repeats 3 --json
 
 Seconds are of the processor, the median over the repetitions; "members" are all of them together, "server,
-one lost" is when one is lost after it shared its keys. `ratio`: all members and the server, as in a simulation
-on one core, over the plain sum. Beside a round of training, the seconds count.
+one lost" is when one is lost after it shared its keys. `ratio`: all members and the server, as in a
+simulation on one core, over the plain sum. Beside a round of training, the seconds count.
 """
 
 from __future__ import annotations

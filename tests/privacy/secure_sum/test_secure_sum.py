@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from summing import BINDING, CONTEXT, PHASES, Sum
@@ -49,11 +51,21 @@ def test_a_sum_closes_without_one_or_two_of_five_in_any_phase(before: str, lost:
     assert np.array_equal(one.coordinator.total(), one.plain(have_masked))
 
 
-def test_members_may_be_lost_in_several_phases_of_one_sum() -> None:
-    one = Sum(count=7, threshold=4)
-    one.run(lost={"share": ["hospital-6"], "mask": ["hospital-0"], "unmask": ["hospital-3"]})
+@given(st.integers(3, 9), st.data())
+@settings(deadline=None, max_examples=30)
+def test_whoever_is_lost_in_whatever_phase_the_sum_is_of_those_who_masked(
+    count: int, data: st.DataObject
+) -> None:
+    threshold = data.draw(st.integers(count // 2 + 1, count))
+    one = Sum(count, threshold, length=3)
+    ending = data.draw(st.permutations(one.names))[threshold:]
+    when = {name: data.draw(st.sampled_from(PHASES)) for name in ending}
 
-    assert np.array_equal(one.coordinator.total(), one.plain([f"hospital-{i}" for i in (1, 2, 3, 4, 5)]))
+    one.run(lost={phase: [name for name in when if when[name] == phase] for phase in PHASES})
+
+    masked = [name for name in one.names if when.get(name, "unmask") in ("confirm", "unmask")]
+    assert one.coordinator.survivors() == masked
+    assert np.array_equal(one.coordinator.total(), one.plain(masked))
 
 
 @pytest.mark.parametrize(("before", "after"), [*pairwise([*PHASES, "total"])])

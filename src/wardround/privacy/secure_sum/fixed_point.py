@@ -44,8 +44,9 @@ class FixedPoint:
         coded = np.empty(flat.size, SIGNED[self.bits])
         for start in range(0, flat.size, PIECE):
             part = flat[start : start + PIECE].astype(np.float64)
-            np.rint(np.divide(part, self.step, out=part), out=part)
-            if not max(part.max(), -part.min()) < self.limit / self.step:  # also where it is not a number
+            with np.errstate(over="ignore"):  # infinite then, and refused
+                np.rint(np.divide(part, self.step, out=part), out=part)
+            if not max(part.max(), -part.min()) < 2.0 ** (self.bits - 2):  # also where it is not a number
                 raise self._refuse(flat[start : start + PIECE])
             coded[start : start + part.size] = part
         return coded.view(UNSIGNED[self.bits]).reshape(values.shape)
