@@ -239,6 +239,9 @@ class Site:
         refuse(resources.refuses_scans(config, federation))
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
+        policy = combine(config.privacy, self._site.privacy)
+        if policy.run.secure_sum and self.identity is None:
+            raise Refused("this hospital has no key to sign with, which privacy.secure_sum needs")
         host = Host(
             config,
             self._folder(run),
@@ -246,8 +249,9 @@ class Site:
             self._keep_time,
             federation=federation,
             durable=True,
-            policy=combine(config.privacy, self._site.privacy),
+            policy=policy,
             budget=self._state / BUDGET_FILE,
+            identity=self.identity,
         )
         num_train = host.client(self.name).num_examples
         refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))

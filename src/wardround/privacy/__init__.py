@@ -8,7 +8,7 @@ room of its own: sums of which the server sees no part.
 from wardround.privacy.budget import NAME as BUDGET_FILE
 from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
 from wardround.privacy.filters import Outgoing
-from wardround.privacy.guard import Guard
+from wardround.privacy.guard import Guard, SumNoise
 from wardround.privacy.settings import Policy, PrivacySettings, combine
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "Outgoing",
     "Policy",
     "PrivacySettings",
+    "SumNoise",
     "combine",
 ]
