@@ -125,15 +125,15 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-def dumped(name: str, value: Any) -> str:
-    """One key: collections of plain values on one line, everything else below each other."""
+def dumped(name: str, value: Any, width: int = 100) -> str:
+    """One key: collections of plain values on lines of about this width, all else below each other."""
     style = None if isinstance(value, dict | list) else False
     return yaml.dump(
         {name: value},
         Dumper=PlainDumper,
         sort_keys=False,
         allow_unicode=True,
-        width=100,
+        width=width,
         default_flow_style=style,
     )
 

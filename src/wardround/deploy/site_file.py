@@ -308,7 +308,7 @@ def render_template(name: str) -> str:
     for key, comment in COMMENTS.items():
         is_word = isinstance(plain[key], list) and plain[key] in ([ALL], [OWN])
         value = plain[key][0] if is_word else plain[key]
-        lines = render_limits() if key == "resources" else dumped(key, value).removesuffix("...\n")
+        lines = render_limits() if key == "resources" else dumped(key, value, 90).removesuffix("...\n")
         parts.append(commented(comment.replace("{tasks}", tasks)) + lines)
     return "\n".join(parts)
 
