@@ -1,8 +1,8 @@
 """3D convolutions of one small volume, as quick as of several.
 
-On a CPU, PyTorch gives a batch of one small volume to `slow_conv3d`, larger batches to oneDNN, which was 2 to 7
-times as fast on the layers of a U-Net. Slices along depth are a batch too: with the slices that a kernel
-reaches as channels, the same products and sums are a 2D convolution.
+On a CPU, PyTorch gives a batch of one small volume to `slow_conv3d`, larger batches to oneDNN, which took two
+volumes in less time than the other took one. Slices along depth are a batch too: with the slices that a
+kernel reaches as channels, the same products and sums are a 2D convolution.
 """
 
 from __future__ import annotations
