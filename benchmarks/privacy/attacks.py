@@ -90,6 +90,7 @@ def choose_cases(host: Host, name: str, seed: int, count: int) -> Batch:
     """Some training cases of a hospital."""
     split = host.client(name).data.train
     order = torch.randperm(len(split), generator=generator(seed, "attack", name))
+    assert len(split) >= count, f"{name} has {len(split)} training cases, not {count}"
     return split.batch(order[:count].tolist())
 
 
@@ -243,26 +244,30 @@ def guess_members(host: Host, sent: Params, update: Update, cases: Batch, half: 
     return float((ranks[:half].sum() - half * (half + 1) / 2) / half**2)
 
 
-def attack(options: argparse.Namespace, seed: int) -> dict[str, dict[str, list[float]]]:
-    """SSIM, PSNR and AUC of every hospital, for each thing seen."""
-    members, images = attack_members(options, seed), attack_images(options, seed)
+def score_images(options: argparse.Namespace, seed: int) -> dict[str, dict[str, list[float]]]:
+    """SSIM and PSNR of every hospital's image, for each thing seen."""
+    images = attack_images(options, seed)
     rows = {}
     for title, pairs in images.items():
         scores = [compare(found, truth) for truth, found in pairs]
         rows[title] = {kind: [score[kind] for score in scores] for kind in ("ssim", "psnr")}
-        rows[title]["auc"] = members[title]
     best = max(range(4), key=lambda place: rows["no privacy"]["ssim"][place])
     draw_strip(images, best).save(options.out / f"privacy-inversion-{options.set}-{seed}.png")
     return rows
 
 
+def score_members(options: argparse.Namespace, seed: int) -> dict[str, dict[str, list[float]]]:
+    return {title: {"auc": values} for title, values in attack_members(options, seed).items()}
+
+
 def print_table(found: dict[str, Any]) -> None:
     print("| seen | SSIM | best | PSNR | membership AUC | best |\n|---|---|---|---|---|---|")
-    for title in next(iter(found.values())):
+    for title in ("no privacy", "client level", "secure sum", "secure sum, client level"):
         cells = []
         for kind in ("ssim", "psnr", "auc"):
-            values = [value for rows in found.values() for value in rows[title][kind]]
-            cells.append(f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}")
+            lists = [rows[title][kind] for rows in found.values() if kind in rows[title]]
+            values = [value for values in lists for value in values]
+            cells.append(f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} ({len(values)})")
             if kind != "psnr":
                 cells.append(f"{max(values):.2f}")
         print(f"| {title} | {' | '.join(cells)} |")
@@ -279,7 +284,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, default=8)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--epochs", type=int, default=60)
-    parser.add_argument("--members", type=int, default=20, help="training cases of a hospital")
+    parser.add_argument("--members", type=int, default=18, help="training cases of a hospital")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -287,9 +292,10 @@ def main() -> None:
     kept = options.out / f"attacks-{options.set}.json"
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     for seed in options.seeds:
-        if str(seed) not in found:
-            found[str(seed)] = attack(options, seed)
-            kept.write_text(json.dumps(found, indent=1) + "\n")
+        for kind, score in (("members", score_members), ("images", score_images)):
+            if f"{kind}/{seed}" not in found:
+                found[f"{kind}/{seed}"] = score(options, seed)
+                kept.write_text(json.dumps(found, indent=1) + "\n")
     print_table(found)
 
 
