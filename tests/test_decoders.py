@@ -46,6 +46,7 @@ from wardround.deploy.ledger.writing import Ledger
 from wardround.deploy.live_file import Live, read_live
 from wardround.deploy.site_file import load_site
 from wardround.deploy.site_file import render_template as render_site
+from wardround.deploy.survey.proposals import HospitalProposal, ProposalFolder
 from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.checksums import hash_json, seal
 from wardround.engine.memory_file import load_memory, save_memory
@@ -53,9 +54,12 @@ from wardround.engine.networks import network_for
 from wardround.engine.records import read_lines
 from wardround.engine.run_folder import RunFolder
 from wardround.errors import WardroundError
+from wardround.exporting.exports import export
+from wardround.exporting.package import opened as open_package
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.prediction.trained import read_calibration
+from wardround.privacy.budget import PrivacyBudget
 from wardround.storage import StoredTensors
 from wardround.yaml_file import PlainLoader
 
@@ -236,13 +240,33 @@ def read_preparation(folder: Path) -> None:
     network_for(config(folder / "run"), Preparation.load(folder / "run/preparation.json"))
 
 
+def read_package(folder: Path) -> None:
+    open_package(folder / "package/model.json", folder / "package/model.safetensors")
+
+
+def read_signing_request(folder: Path) -> None:
+    from wardround.deploy.kits.enrolment import REQUEST, read_letter, read_request
+
+    path = folder / SIGNING
+    read_request(path, read_letter(path, REQUEST, "csr", "project_id"))
+
+
+def read_revoked(folder: Path) -> None:
+    from wardround.deploy.kits.revocation import read_list
+
+    read_list(folder / REVOKED, folder / "organiser/keys/authority.crt")
+
+
 def check_kit(folder: Path) -> None:
     from wardround.deploy.preflight.kit import refuse_broken
 
     refuse_broken(read_kit(folder / "north"))
 
 
-RUN = "run/"
+RUN, SIGNING, REVOKED = "run/", "south.request.json", "organiser/state/revoked.crl"
+PROPOSAL = HospitalProposal(
+    classes={"lesion": "Lesion"}, channels={"ct": "CT"}, prepare={"spacing": [1, 1, 1]}
+)
 DECODERS = {
     "tensors": Decoder(
         "message.safetensors", Mutator.tensors, lambda f: read_all(StoredTensors(f / "message.safetensors"))
@@ -276,6 +300,13 @@ DECODERS = {
         Mutator.lines,
         lambda f: (list(read_ledger(f / "ledger.jsonl")), verify(f / "ledger.jsonl")),
     ),
+    "budget": Decoder("privacy.jsonl", Mutator.lines, lambda f: PrivacyBudget(f / "privacy.jsonl").read()),
+    "proposal": Decoder(
+        f"proposals/{PROPOSAL.key}.json", Mutator.json, lambda f: ProposalFolder(f).find(PROPOSAL.key)
+    ),
+    "package": Decoder("package/model.json", Mutator.json, read_package),
+    "signing request": Decoder(SIGNING, Mutator.json, read_signing_request),
+    "revocations": Decoder(REVOKED, Mutator.bytes, read_revoked),
     "NRRD": Decoder("scan.nrrd", Mutator.text, lambda f: nrrd.load(f / "scan.nrrd", False)),
     "MetaImage": Decoder("scan.mha", Mutator.text, lambda f: metaimage.load(f / "scan.mha")),
 }
@@ -285,6 +316,7 @@ DECODERS = {
 def valid(tmp_path_factory: TempPathFactory) -> Path:
     """One valid file of each kind."""
     importorskip("cryptography")
+    from wardround.deploy.kits.enrolment import request_certificate, revoke
     from wardround.deploy.kits.provisioning import provision
 
     folder = tmp_path_factory.mktemp("valid")
@@ -302,8 +334,19 @@ def valid(tmp_path_factory: TempPathFactory) -> Path:
     (folder / "project.yaml").write_text(render_project())
     plan = {"choices": [{"setting": "rounds", "value": 3, "reason": "short"}], "warnings": ["few cases"]}
     (folder / "plan.yaml").write_text(yaml.safe_dump(plan))
-    project = {"project": "demo", "organiser": {"host": "localhost", "port": 8002}, "hospitals": ["north"]}
+    project = {
+        "project": "demo",
+        "organiser": {"host": "localhost", "port": 8002},
+        "hospitals": ["north", "south"],
+    }
     provision(Project.model_validate(project), folder, bind="127.0.0.1")
+    request_certificate(read_kit(folder / "south"))
+    revoke(folder, "south")
+    ProposalFolder(folder).decide(PROPOSAL, "accepted")
+    export(folder / "run", "torch", folder / "package")
+    charged = {"time": "2026-01-01", "run": "a", "round": 1, "level": "client"}
+    lines = [json.dumps({**charged, "noise": 1.5, "rate": 0.1, "steps": steps}) + "\n" for steps in (1, 2)]
+    (folder / "privacy.jsonl").write_text("".join(lines))
     ledger = Ledger(folder / "ledger.jsonl")
     for number in range(3):
         ledger.add({"run": "a", "round": number, "task": "train", "tensors": {"w": [2]}, "bytes": 8})
