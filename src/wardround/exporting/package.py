@@ -235,6 +235,8 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
 def network_of(facts: Mapping[str, Any]) -> Segmenter:
     """The network that model.json describes, without its weights."""
     shape = dict(facts["network"])
+    if min(shape["in_channels"], shape["num_outputs"]) < 1:
+        raise ValueError("a network without channels or outputs")
     with torch.random.fork_rng(devices=[]):
         network = models.build(models.ModelSettings(**shape.pop("settings")), **shape)
         if facts["layers_of"] is not None:
