@@ -130,8 +130,10 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def _count(self) -> int:
         """Bytes of the file."""
+        if isinstance(self._source, bytes):
+            return len(self._source)
         try:
-            return len(self._source) if isinstance(self._source, bytes) else self._source.stat().st_size
+            return self._source.stat().st_size
         except OSError as error:
             raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
 
