@@ -102,6 +102,8 @@ def repeated_keys(root: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
                 nodes += [value, key]
         elif any("\ud800" <= letter <= "\udfff" for letter in node.value):  # written as an escape
             raise yaml.MarkedYAMLError(problem="a text is not Unicode", problem_mark=node.start_mark)
+        elif "\0" in node.value:  # likewise, and no path can have it
+            raise yaml.MarkedYAMLError(problem="a text holds a zero byte", problem_mark=node.start_mark)
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

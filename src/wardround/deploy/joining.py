@@ -99,8 +99,8 @@ class WorkerProcess:
         seconds: for the task; the site itself keeps them between steps, so a little more are given here.
         is_wanted: asked when it is this request's turn, which may be long after it came.
         """
-        reply = request.with_suffix(".reply")
-        facts = {"request": str(request), "reply": str(reply), "largest": largest}
+        reply, model = request.with_suffix(".reply"), request.with_suffix(".model")
+        facts = {"request": str(request), "reply": str(reply), "model": str(model), "largest": largest}
         with self._turn:
             if not is_wanted():
                 raise Superseded("a newer request of the run has come")
@@ -276,12 +276,14 @@ class Joining:
     def _answer(self, request: Request) -> None:
         try:
             reply, failed = self._work(request)
+            if self._connection is not None and (model := request.path.with_suffix(".model")).exists():
+                self._connection.add_model(model)  # before the organiser goes on to send it
             self._send(request, reply, failed)
         except Superseded as error:
             log.info("a request was left: %s", error)
         finally:
-            for path in (request.path, request.path.with_suffix(".reply")):
-                path.unlink(missing_ok=True)
+            for suffix in (request.path.suffix, ".reply", ".model"):
+                request.path.with_suffix(suffix).unlink(missing_ok=True)
             with self._lock:
                 self._held.pop(request.letter, None)
 

@@ -32,6 +32,7 @@ from wardround.deploy.survey.answering import answer_survey
 from wardround.deploy.survey.proposals import ProposalFolder
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import Host
+from wardround.engine.networks import network_for
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
@@ -93,7 +94,8 @@ class Site:
     """One hospital.
 
     state: the folder where it keeps its memory of runs, and its ledger. identity: who it is in secure sums,
-    None where nobody can vouch for it.
+    None where nobody can vouch for it. first_model: after a registration, the request that brings the model
+    which the run begins with; the numbers are the organiser's where both ends build the network alike.
     """
 
     def __init__(self, name: str, site: SiteFile, state: Path, identity: Identity | None = None) -> None:
@@ -106,9 +108,11 @@ class Site:
         self._hosts: dict[str, Host] = {}  # the present run's alone
         self._seen: dict[str, dict[str, str]] = {}
         self._begun = 0.0  # when the present task began
+        self.first_model: Parcel | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Do what is asked for, if the rules allow it."""
+        self.first_model = None
         header = parcel.header if isinstance(parcel.header, Mapping) else {}
         about = {key: _text(header.get(key)) for key in ("run", "request", "task")}
         round, base = _round(header.get("round")), None
@@ -270,6 +274,7 @@ class Site:
             self._keep_time()
             return answer
         registration = host.register(self.name)
+        self.first_model = build_first_request(host)
         facts = collect_facts(host.federation)
         if host.policy.is_on:  # measured on cases, and only for a plan
             facts |= {"shape": None, "spacing": None}
@@ -304,6 +309,13 @@ class Site:
             "loss": self._rules.filter_loss(task, answer.loss),
             **({"privacy": answer.privacy} if answer.privacy else {}),
         }
+
+
+def build_first_request(host: Host) -> Parcel:
+    """The model of a run before any training, as a request would bring it."""
+    start = host.method.start(network_for(host.config, host.federation))
+    address: dict[str, Any] = {"run": "", "request": "", "client": "", "task": "train", "round": 0}
+    return pack(Message(start.params), kind="request", **address)
 
 
 # Of a request that is not checked yet

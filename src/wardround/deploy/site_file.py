@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from wardround.clients.secure_sum import SUM_TASKS
-from wardround.data.federation_file import SplitSettings
+from wardround.data.federation_file import SplitSettings, expand_home
 from wardround.deploy.proxy import NONE as NO_PROXY
 from wardround.deploy.proxy import parse_proxy
 from wardround.deploy.resources import Resources
@@ -196,7 +196,7 @@ def load_site(path: Path) -> SiteFile:
     site = SiteFile.read(read_yaml(path, "data: federation.yaml", largest=10**6), f"{path}: ")
     if not isinstance(site.data, Path):
         return site
-    return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
+    return site.model_copy(update={"data": (path.parent / expand_home(site.data)).resolve()})
 
 
 def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:

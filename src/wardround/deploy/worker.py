@@ -10,12 +10,13 @@ import logging
 import queue
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from wardround.child_process import Line, connect, listen
 from wardround.deploy.kits.kit import open_kit
-from wardround.deploy.parcel_file import read_parcel, write_parcel
+from wardround.deploy.parcel_file import read_parcel, write_numbers, write_parcel
 from wardround.deploy.site import Site, choose_device, describe_data, open_site, read_site_of
 from wardround.deploy.wire import ParcelError
 from wardround.errors import WardroundError
@@ -51,8 +52,11 @@ class HospitalWorker:
         try:
             if self._site is None:
                 self._site = open_site(self.sign)
-            parcel = read_parcel(request, int(line["largest"]))
-            write_parcel(reply, self._site.answer(parcel))
+            answered = self._site.answer(read_parcel(request, int(line["largest"])))
+            write_parcel(reply, answered)
+            if self._site.first_model is not None:
+                with suppress(OSError):  # where it does not fit, the organiser sends it
+                    write_numbers(Path(line["model"]), self._site.first_model)
             self._send({"reply": str(reply)})
         except ParcelError as error:
             log.warning("a request could not be read: %s", error)
