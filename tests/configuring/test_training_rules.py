@@ -41,6 +41,29 @@ def test_overlapping_regions_that_do_not_tell_classes_apart_are_only_measured(ma
     assert found["objective.name"] == "dice_bce"
 
 
+def test_labels_that_leave_something_out_get_an_objective_that_can_use_it(make_facts: Make) -> None:
+    facts = make_facts()
+    one, *others = facts.clients
+    plain = values(choose_objective(facts, (128, 128, 128), (160, 192, 160)))
+    partly = replace(facts, clients=(replace(one, annotates_all=False), *others))
+    bare = replace(facts, clients=(replace(one, num_unlabelled=3), *others))
+    found = [values(choose_objective(f, (128, 128, 128), (160, 192, 160))) for f in (partly, bare)]
+
+    assert plain["objective.name"] == "dice_bce"
+    assert [own["objective.name"] for own in found] == ["condist", "pseudo_labels"]
+    assert {own["objective.reduction"] for own in found} == {plain["objective.reduction"]}
+
+
+def test_a_round_needs_no_more_clients_than_have_labels(make_facts: Make) -> None:
+    facts = make_facts()
+    first, *others = facts.clients
+    bare = tuple(replace(client, num_unlabelled=client.num_train) for client in others)
+    mixed = tuple(replace(client, num_unlabelled=1) for client in others)
+
+    assert values(choose_method(replace(facts, clients=(first, *bare))))["min_clients"] == 1
+    assert values(choose_method(replace(facts, clients=(first, *mixed))))["min_clients"] == 2
+
+
 def test_regions_that_share_no_class_do_not_overlap() -> None:
     assert find_overlap({"a": (1, 3), "b": (2,)}) is None
     assert find_overlap({"a": (1,), "b": (2,), "c": (3, 2)}) == ("b", "c")

@@ -40,7 +40,8 @@ class ClientFacts:
 
     num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
     GPU, or of the machine; modality: of each channel, by its values alone, so never "mr"; None
-    for one that it lacks.
+    for one that it lacks; num_unlabelled: training cases without a label; annotates_all: whether its labels
+    tell all classes apart.
     """
 
     name: str
@@ -50,6 +51,8 @@ class ClientFacts:
     cores: int
     modality: tuple[Modality | None, ...] = ()
     is_open: bool = True
+    num_unlabelled: int = 0
+    annotates_all: bool = True
 
 
 @dataclass(frozen=True)

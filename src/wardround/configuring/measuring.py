@@ -7,7 +7,10 @@ Every file is read once; the check of the run that follows finds what it needs i
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
@@ -48,7 +51,17 @@ def measure_federation(
     facts = join_fingerprints(
         fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
     )
-    return fingerprints, facts
+    clients = tuple(replace(client, **describe_labels(data, cases[client.name])) for client in facts.clients)
+    return fingerprints, replace(facts, clients=clients)
+
+
+def describe_labels(data: RealData, cases: Sequence[CaseStatistics]) -> dict[str, Any]:
+    """What the labels of a client's training cases do not say."""
+    annotation = data.annotations.get(cases[0].entry.client)
+    return {
+        "num_unlabelled": sum(case.voxels is None for case in cases),
+        "annotates_all": annotation is None or annotation.num_groups == len(annotation.groups),
+    }
 
 
 def measure_training_cases(

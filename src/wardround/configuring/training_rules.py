@@ -28,6 +28,7 @@ LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside d
 
 def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -> list[Choice]:
     """Dice + cross entropy; of each region by itself where regions overlap (nnU-Net: region-based training).
+    Where labels do not say everything, an objective that can use what they leave out (ours).
 
     nnU-Net takes Dice over the whole batch in 2D, and in 3D where a patch sees so little of the image that
     a coarser network would be trained before it, which is below about an eighth of its voxels.
@@ -42,7 +43,15 @@ def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -
     reduction = Choice("objective.reduction", "batch" if is_batch else "per_sample", why)
     pair = find_overlap(facts.regions)
     regions = order_regions(facts)
+    bare = [client.name for client in facts.clients if client.num_unlabelled]
+    if bare:
+        why = f"'{bare[0]}' has cases without a label, which the received model labels where it is sure"
+        return [Choice("objective.name", "pseudo_labels", why), reduction]
     if pair is None or regions is None:
+        partial = [client.name for client in facts.clients if not client.annotates_all]
+        if partial:
+            why = f"'{partial[0]}' does not annotate every class: the received model teaches it the others"
+            return [Choice("objective.name", "condist", why), reduction]
         why = "Dice + cross entropy, as nnU-Net"
         if pair is not None:
             why = f"regions {pair[0]} and {pair[1]} overlap but do not tell classes apart, which are trained"
@@ -178,17 +187,17 @@ def choose_method(facts: Facts) -> list[Choice]:
     made, one seed each.
     """
     count = len(facts.clients)
-    enough = min(count, max(2, math.ceil(count / 2)))
+    labelled = sum(client.num_unlabelled < client.num_train for client in facts.clients)
+    enough = min(count, max(2, math.ceil(count / 2)), max(1, labelled))
+    why = f"a round needs {enough} of {count} clients; a mean of one would be its model"
+    if enough == labelled < count:
+        why = f"{enough} of {count} clients have labels, and a round needs no more"
     return [
         Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
         Choice(
             "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
         ),
-        Choice(
-            "min_clients",
-            enough,
-            f"a round needs {enough} of {count} clients; a mean of one would be its model",
-        ),
+        Choice("min_clients", enough, why),
     ]
 
 
