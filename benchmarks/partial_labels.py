@@ -8,11 +8,13 @@ DATA holds `fundus_odoc` with its index.csv. The same scans are trained on
     full        with every structure annotated everywhere
     marginal    each hospital with its own structure; the others count as unknown (`annotates`)
     exclusion   the same with `exclusion: 1`
+    condist     the same with `objective: condist`: the received model teaches the other structures
     background  the same labels, but what is not outlined is trained as background, as without `annotates`
     alone       each structure by the one hospital that annotates it, without the others
 
-and the model of the last round is scored on the test cases of all hospitals, with labels in full. A number is
-the mean over structures of the mean over hospitals of the mean Dice of their cases.
+and the model of the last round is scored on the test cases of all hospitals, with labels in full (with
+`--split val` on validation cases, to choose settings by). A number is the mean over structures of the mean
+over hospitals of the mean Dice of their cases.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from wardround.messages import Message
 from wardround.params import Params
 from wardround.tables import Table
 
-ARMS = ("full", "marginal", "exclusion", "background", "alone")
+ARMS = ("full", "marginal", "exclusion", "condist", "background", "alone")
 Annotates = Mapping[str, Sequence[str]]
 Scores = dict[str, float]
 
@@ -93,7 +95,7 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
         "local_epochs": options.epochs,
         "output": str(out / f"{arm}-{seed}"),
         "method": {"name": "local" if arm == "alone" else "fedavg"},
-        "objective": {"name": "dice_bce", "reduction": "batch"},
+        "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
         "optimizer": {
             "name": options.optimizer,
@@ -137,7 +139,7 @@ def score(full: Config, models: Mapping[str, Params], options: argparse.Namespac
     for hospital, (structure,) in options.annotates.items():
         means = []
         for name in federation.names:
-            scalars = {"split": "test", "metrics": ["dice"], "as_sent": True}
+            scalars = {"split": options.split, "metrics": ["dice"], "as_sent": True}
             answer = host.run(name, "evaluate", 0, Message(params=models[hospital], scalars=scalars))
             if answer.failure is not None:
                 raise RuntimeError(answer.failure)
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
+    parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.make, rounds, options.sites, options.structures = SETS[options.set]
