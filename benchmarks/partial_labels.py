@@ -197,7 +197,8 @@ def main() -> None:
                 mean = statistics.fmean(found.values())
                 rows.append({"seed": seed, "arm": arm, **found, "mean": mean, "seconds": seconds})
                 if not options.json:
-                    print(f"seed {seed}, {arm}: {mean:.3f}, {seconds:.0f} s", flush=True)
+                    each = ", ".join(f"{name} {dice:.3f}" for name, dice in found.items())
+                    print(f"seed {seed}, {arm}: {mean:.3f} ({each}), {seconds:.0f} s", flush=True)
     print(json.dumps(rows) if options.json else summarise(rows, options).markdown())
 
 
