@@ -50,6 +50,7 @@ def phantom(options: argparse.Namespace, out: Path, annotates: Annotates) -> dic
         "hospitals": 4,
         "size": options.size or 48,
         "cases": options.cases,
+        "split": options.shares,
         "organs": list(options.structures),
         "heterogeneity": options.heterogeneity,
         "seed": 1,
@@ -87,6 +88,7 @@ SETS = {
 
 def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, test: bool = False) -> Config:
     partial = {} if arm == "full" else options.annotates
+    averaging = {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
     settings = {
         **options.make(options, out, partial),
         "name": arm,
@@ -94,7 +96,7 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
         "rounds": options.rounds,
         "local_epochs": options.epochs,
         "output": str(out / f"{arm}-{seed}"),
-        "method": {"name": "local" if arm == "alone" else "fedavg"},
+        "method": {"name": "local"} if arm == "alone" else averaging,
         "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
         "optimizer": {
@@ -171,11 +173,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, default=2, help="local epochs of a round")
     parser.add_argument("--cases", type=int, default=40, help="of each phantom hospital")
+    parser.add_argument("--shares", nargs=3, type=float, default=[0.6, 0.15, 0.25], help="of splits")
     parser.add_argument("--heterogeneity", type=float, default=0.0, help="between phantom hospitals")
     parser.add_argument("--size", type=int)
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
+    parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
     parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
