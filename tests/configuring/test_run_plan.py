@@ -119,20 +119,3 @@ def test_a_plan_for_hospitals_without_labels_can_be_trained(tmp_path: Path, monk
 
     assert config.objective["name"] == "pseudo_labels" and config.min_clients == 1
     assert len(wr.run(config).records) == 1
-
-
-def test_a_plan_for_hospitals_that_annotate_other_organs_can_be_trained(
-    tmp_path: Path, monkeypatch: MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    annotates = {"north": ("skull",), "east": ("lesion",)}
-    made = PhantomSettings(hospitals=2, size=32, cases=8, organs=("skull", "lesion"), annotates=annotates)
-    write_hospitals(made, Path("hospitals"), "png", seed=1)
-    file = propose([Path("hospitals")]).file
-    classes = {"north": ("class_1",), "east": ("class_2",)}
-    write(file.model_copy(update={"annotates": classes}), Path("federation.yaml"))
-
-    config = wr.configure("federation.yaml", budget="2")
-
-    assert config.objective["name"] == "condist"
-    assert "distillation" in wr.run(config).records[0]["loss"]["north"]

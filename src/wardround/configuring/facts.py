@@ -40,8 +40,7 @@ class ClientFacts:
 
     num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
     GPU, or of the machine; modality: of each channel, by its values alone, so never "mr"; None
-    for one that it lacks; num_unlabelled: training cases without a label; annotates_all: whether its labels
-    tell all classes apart.
+    for one that it lacks; num_unlabelled: training cases without a label.
     """
 
     name: str
@@ -52,7 +51,6 @@ class ClientFacts:
     modality: tuple[Modality | None, ...] = ()
     is_open: bool = True
     num_unlabelled: int = 0
-    annotates_all: bool = True
 
 
 @dataclass(frozen=True)

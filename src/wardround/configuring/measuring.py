@@ -7,10 +7,8 @@ Every file is read once; the check of the run that follows finds what it needs i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
@@ -46,22 +44,14 @@ def measure_federation(
     """
     data = RealData(Path(path), settings or DataSettings())
     cases = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
+    bare = {name: sum(case.voxels is None for case in own) for name, own in cases.items()}
     # as at hospitals: only what the bytes say goes on
     fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
     facts = join_fingerprints(
         fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
     )
-    clients = tuple(replace(client, **describe_labels(data, cases[client.name])) for client in facts.clients)
+    clients = tuple(replace(client, num_unlabelled=bare[client.name]) for client in facts.clients)
     return fingerprints, replace(facts, clients=clients)
-
-
-def describe_labels(data: RealData, cases: Sequence[CaseStatistics]) -> dict[str, Any]:
-    """What the labels of a client's training cases do not say."""
-    annotation = data.annotations.get(cases[0].entry.client)
-    return {
-        "num_unlabelled": sum(case.voxels is None for case in cases),
-        "annotates_all": annotation is None or annotation.num_groups == len(annotation.groups),
-    }
 
 
 def measure_training_cases(

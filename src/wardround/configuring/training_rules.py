@@ -28,7 +28,7 @@ LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside d
 
 def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -> list[Choice]:
     """Dice + cross entropy; of each region by itself where regions overlap (nnU-Net: region-based training).
-    Where labels do not say everything, an objective that can use what they leave out (ours).
+    Where cases have no label, an objective that takes them (ours).
 
     nnU-Net takes Dice over the whole batch in 2D, and in 3D where a patch sees so little of the image that
     a coarser network would be trained before it, which is below about an eighth of its voxels.
@@ -48,10 +48,6 @@ def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -
         why = f"'{bare[0]}' has cases without a label, which the received model labels where it is sure"
         return [Choice("objective.name", "pseudo_labels", why), reduction]
     if pair is None or regions is None:
-        partial = [client.name for client in facts.clients if not client.annotates_all]
-        if partial:
-            why = f"'{partial[0]}' does not annotate every class: the received model teaches it the others"
-            return [Choice("objective.name", "condist", why), reduction]
         why = "Dice + cross entropy, as nnU-Net"
         if pair is not None:
             why = f"regions {pair[0]} and {pair[1]} overlap but do not tell classes apart, which are trained"
