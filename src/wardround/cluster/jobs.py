@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
 LATE_SECONDS = 5.0  # how much later than the end of a job its last line may be seen
-MOST_LOST = 2  # attempts in a row without a new round
+MOST_LOST = 2  # jobs in a row for the same rounds
 
 
 class Cluster(Protocol):
@@ -58,17 +58,18 @@ def cell_command(request: str) -> list[str]:
 
 @dataclass
 class CellJob:
-    """A run that was submitted. read: bytes of its answers; first, rounds: done when this job began, and now;
-    ended: when the cluster said that it has ended; lost: attempts in a row without a new round."""
+    """A run that was submitted. read: bytes of its answers; first: rounds that were done when it began, -1 if it
+    did not; ended: when the cluster said that it has ended; lost: jobs in a row that were lost, none of which
+    began after more rounds than `reached`."""
 
     name: str
     request: Path
     job: Any
     read: int = 0
-    first: int | None = None
-    rounds: int = 0
+    first: int = -1
     ended: float | None = None
     lost: int = 0
+    reached: int = -1
 
 
 class ClusterJobs:
@@ -123,11 +124,10 @@ class ClusterJobs:
         cell.read += len(whole)
         lines: list[Line] = [json.loads(line) for line in whole.splitlines()]
         self._is_heard = self._is_heard or bool(lines)
-        for line in lines:
-            if "rounds" in line:
-                cell.rounds = line["rounds"]
-                cell.first = cell.rounds if cell.first is None else cell.first
-        return [line for line in lines if "rounds" in line or "end" in line]
+        told = [line for line in lines if "rounds" in line or "end" in line]
+        if cell.first < 0 and told:
+            cell.first = told[0].get("rounds", -1)
+        return told
 
     def _find_loss(self, cell: CellJob) -> str | None:
         """How a job ended whose run did not."""
@@ -147,11 +147,11 @@ class ClusterJobs:
                 f"and {sys.executable} under the same path, and may write there."
             )
         self.running.remove(cell)
-        lost = 1 if cell.first is not None and cell.rounds > cell.first else cell.lost + 1
+        lost = 1 if cell.first > cell.reached else cell.lost + 1
         if lost > MOST_LOST or why.startswith("cancelled"):
             yield cell.name, {"end": f"{job} ended without a result ({why})."}
             return
         log.warning("%s: %s ended without a result (%s); it is submitted again.", cell.name, job, why)
         request = json.loads(cell.request.read_text(encoding="utf-8"))
         self.begin(cell.name, request, "")
-        self.running[-1].lost = lost
+        self.running[-1].lost, self.running[-1].reached = lost, max(cell.first, cell.reached)
