@@ -58,9 +58,9 @@ def cell_command(request: str) -> list[str]:
 
 @dataclass
 class CellJob:
-    """A run that was submitted. read: bytes of its answers; first: rounds that were done when it began, -1 if it
-    did not; ended: when the cluster said that it has ended; lost: jobs in a row that were lost, none of which
-    began after more rounds than `reached`."""
+    """A run that was submitted. read: bytes of its answers; first: rounds that were done when it began, -1 if
+    it did not; ended: when the cluster said that it has ended; lost: jobs before it, in a row, that began
+    after no more rounds than `reached`."""
 
     name: str
     request: Path
