@@ -30,6 +30,7 @@ config_file
 engine
 api papers planning
 batch batch_process
+cluster
 configuring
 comparison
 reporting

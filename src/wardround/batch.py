@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -41,6 +41,26 @@ class BatchListener(Protocol):
     def on_rounds(self, name: str, done: int, rounds: int) -> None: ...
 
 
+class Engine(Protocol):
+    """Where runs are done: `Processes` of this machine, or jobs on a cluster."""
+
+    @property
+    def running(self) -> Sized:
+        """The runs that have begun and not ended."""
+
+    def begin(self, name: str, request: Mapping[str, Any], compute: str) -> None:
+        """Start a run; request: see `batch_process.do_run`; compute: its settings, in JSON."""
+
+    def receive(self) -> Iterator[tuple[str, Line]]:
+        """The lines that have come, each with the run it is about; `end` is the last of a run."""
+
+    def stop_idle(self) -> None:
+        """No more runs will begin."""
+
+    def kill(self) -> None:
+        """End all runs; their completed rounds are kept."""
+
+
 def run_all(
     runs: Runs,
     folder: Path,
@@ -67,23 +87,27 @@ def run_all(
 
 
 def run_each(
-    runs: Runs, folder: Path, *, jobs: int = 2, watch: BatchListener | None = None, resume: bool = False
+    runs: Runs,
+    folder: Path,
+    *,
+    jobs: int = 2,
+    watch: BatchListener | None = None,
+    resume: bool = False,
+    engine: Engine | None = None,
 ) -> Generator[tuple[str, WardroundError | None], None, None]:
     """As `run_all`, yielding each run when it ends: its name, and its error if it failed.
 
     All settings are checked before the first run starts. Closing the iterator kills the running ones;
-    their completed rounds are kept.
+    their completed rounds are kept. engine: where they run; None: processes of this machine.
     """
     configs = {name: load_config(settings) for name, settings in runs.items()}
     waiting, blocked = list(runs), set[str]()
-    at_once = min(jobs, len(runs))
-    gpus = list_gpus(configs.values()) if at_once > 1 else []
-    service = GpuService() if at_once > 1 and share_one_gpu(configs.values()) else None
-    processes = Processes(gpus, at_once, service)
+    is_alone = jobs == 1 and engine is None
+    engine = engine or open_processes(configs.values(), min(jobs, len(runs)))
     try:
-        while waiting or processes.running:
+        while waiting or engine.running:
             for name in list(waiting):
-                if len(processes.running) >= jobs:
+                if len(engine.running) >= jobs:
                     break
                 if resume and is_in_use(folder / name):  # by a run that outlived its parent; it will end
                     if name not in blocked:
@@ -97,21 +121,21 @@ def run_each(
                 else:
                     path = write_settings(runs[name], folder, name)
                     # together they fill the machine, so none starts workers of its own unless configured
-                    alone = jobs == 1 or configs[name].compute.workers != "auto"
-                    overrides = [] if alone else ["compute.workers=1"]
+                    is_free = is_alone or configs[name].compute.workers != "auto"
+                    overrides = [] if is_free else ["compute.workers=1"]
                     request = {"config": str(path), "overrides": overrides, "resume": stage == "unfinished"}
-                    processes.begin(name, request, in_json(resolve(configs[name])["compute"]))
+                    engine.begin(name, request, in_json(resolve(configs[name])["compute"]))
             if not waiting:
-                processes.stop_idle()
+                engine.stop_idle()
             time.sleep(POLL_SECONDS)
-            for name, line in processes.receive():
+            for name, line in engine.receive():
                 if "end" in line:
                     reason = line["end"]
                     yield name, None if reason is None else WardroundError(f"run '{name}' failed: {reason}")
                 elif watch is not None:
                     watch.on_rounds(name, line["rounds"], configs[name].rounds)
     finally:
-        processes.kill()
+        engine.kill()
 
 
 # Processes
@@ -221,6 +245,13 @@ class Processes:
         self._processes.clear()
         if self._service is not None:
             self._service.stop()
+
+
+def open_processes(configs: Collection[Config], at_once: int) -> Processes:
+    """Processes of this machine that share its GPUs."""
+    if at_once < 2:
+        return Processes()
+    return Processes(list_gpus(configs), at_once, GpuService() if share_one_gpu(configs) else None)
 
 
 def list_gpus(configs: Iterable[Config]) -> list[str]:

@@ -26,6 +26,8 @@ from wardround.cli.common import (
 from wardround.cli.compare import (
     Jobs,
     Names,
+    On,
+    OnOptions,
     Output,
     Overwrite,
     Seeds,
@@ -139,6 +141,8 @@ def run(
     methods: Names = None,
     seeds: Seeds = None,
     jobs: Jobs = "auto",
+    on: On = "local",
+    on_options: OnOptions = None,
     set_: Set = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -170,9 +174,8 @@ def run(
         overrides=set_ or (),
     )
     hidden = quiet or json_
-    show_result(
-        run_shown(grid, folder, parse_jobs(jobs), overwrite, hidden=hidden), as_json=json_, hidden=hidden
-    )
+    found = run_shown(grid, folder, parse_jobs(jobs), overwrite, on, on_options, hidden=hidden)
+    show_result(found, as_json=json_, hidden=hidden)
 
 
 def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:

@@ -33,6 +33,11 @@ Seeds = Annotated[str | None, typer.Option(metavar="3|1,2,3", help="How many, or
 Jobs = Annotated[
     str, typer.Option(metavar="N|auto", help="Cells at a time; auto: by cores, memory and GPUs.")
 ]
+On = Annotated[str, typer.Option("--on", metavar="local|slurm|ray", help="Where cells run.")]
+OnOptions = Annotated[
+    list[str] | None,
+    typer.Option(metavar="a=b,c=d", help="For SLURM those of sbatch: partition=gpu,time=4:00:00,gpus=1."),
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Output folder.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rerun cells whose settings changed.")]
 
@@ -60,6 +65,8 @@ def compare(
         bool, typer.Option("--leave-one-out", help="Hold out each client in turn.")
     ] = False,
     jobs: Jobs = "auto",
+    on: On = "local",
+    on_options: OnOptions = None,
     set_: Set = None,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -84,12 +91,13 @@ def compare(
         "leave_one_out": leave_one_out,
         "overrides": set_ or (),
     }
-    hidden, processes = quiet or json_, parse_jobs(jobs)
+    hidden, at_once = quiet or json_, parse_jobs(jobs)
     with show_wait("Checking every cell", hidden):
         from wardround.comparison.run import plan_comparison
 
         grid, folder = plan_comparison(config, options, output)
-    show_result(run_shown(grid, folder, processes, overwrite, hidden=hidden), as_json=json_, hidden=hidden)
+    found = run_shown(grid, folder, at_once, overwrite, on, on_options, hidden=hidden)
+    show_result(found, as_json=json_, hidden=hidden)
 
 
 def show_result(found: Any, *, as_json: bool, hidden: bool) -> None:
@@ -103,14 +111,25 @@ def show_result(found: Any, *, as_json: bool, hidden: bool) -> None:
         raise typer.Exit(1)
 
 
-def run_shown(grid: Any, folder: Path, jobs: int | None, overwrite: bool, *, hidden: bool) -> Any:
+def run_shown(
+    grid: Any,
+    folder: Path,
+    jobs: int | None,
+    overwrite: bool,
+    on: str,
+    on_options: list[str] | None,
+    *,
+    hidden: bool,
+) -> Any:
     """Run the comparison with its progress shown; Ctrl-C and SIGTERM end the running cells."""
+    from wardround.cluster.options import open_cluster, parse_options
     from wardround.comparison.run import run_grid
 
+    cluster = open_cluster(on, parse_options(",".join(on_options or ())))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with show_progress(hidden) as watch:
-            return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
+            return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch, cluster=cluster)
     except KeyboardInterrupt:
         err.print(
             f"Stopped. Finished cells and all completed rounds are kept in {escape(str(folder))}; "

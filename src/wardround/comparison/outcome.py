@@ -3,6 +3,7 @@
     FOLDER/
       comparison.json         rows, seeds, folds, cells and their folders, failures
       cells/<name>/           an ordinary run folder for each cell; cells/<name>.yaml is its configuration
+      jobs/                   of a comparison on a cluster: what was submitted, and its logs
       table-<metric>.md .csv .tex
       clients-<metric>.md .csv .tex      every client's score, its 95 % interval and number of cases
       published-<metric>.md .csv .tex    of a paper's table: printed numbers beside ours

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from wardround.batch import Stage, find_stage, is_in_use, run_each
+from wardround.cluster.jobs import Cluster, ClusterJobs
+from wardround.cluster.options import open_cluster
 from wardround.comparison.grid import (
     Cell,
     Grid,
@@ -81,17 +83,20 @@ def compare(
     jobs: int | None = None,
     overwrite: bool = False,
     watch: ComparisonListener | None = None,
+    on: str = "local",
+    on_options: Mapping[str, Any] | None = None,
     **options: Unpack[ComparisonOptions],
 ) -> Comparison:
     """Run every cell of a grid that is not done yet, and write the tables.
 
     config: a run configuration, with or without a `sweep` section, or the name of a paper's preset;
     jobs: cells at a time, by default what memory, cores and GPUs have room for; overwrite: rerun cells whose
-    settings changed; options: see `ComparisonOptions`. A cell that fails is in `.failures`; it does not stop
-    the others.
+    settings changed; on: where cells run, local, slurm or ray, with on_options as `--on-options` has them;
+    options: see `ComparisonOptions`. A cell that fails is in `.failures`; it does not stop the others.
     """
     grid, folder = plan_comparison(config, options, output)
-    return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch)
+    cluster = open_cluster(on, on_options or {})
+    return run_grid(grid, folder, jobs=jobs, overwrite=overwrite, watch=watch, cluster=cluster)
 
 
 # Planning
@@ -209,8 +214,9 @@ def run_grid(
     jobs: int | None = None,
     overwrite: bool = False,
     watch: ComparisonListener | None = None,
+    cluster: Cluster | None = None,
 ) -> Comparison:
-    """Run what is not done yet. Killed at any moment, the same call resumes where it was."""
+    """Run what is not done yet, on this machine or a cluster. Killed at any moment, the same call resumes."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; it must be at least 1.")
     watch = watch or ComparisonListener()
@@ -221,14 +227,16 @@ def run_grid(
         write_comparison(folder, grid, {})
         watch.on_plan(grid, stages)
         left = [cell for cell in grid.cells if stages[cell.name] != "done"]
-        jobs, why = (jobs, "as asked") if jobs is not None else choose_jobs_for(left)
+        jobs, why = (jobs, "as asked") if jobs is not None else choose_jobs_for(left, cluster)
         watch.on_jobs(jobs, why)
-        runs = {cell.name: limit_threads(cell.settings, jobs) for cell in order_cells(grid)}
+        alone = jobs == 1 and cluster is None
+        runs = {
+            cell.name: cell.settings if alone else limit_threads(cell.settings) for cell in order_cells(grid)
+        }
+        engine = None if cluster is None else ClusterJobs(cluster, folder / "jobs")
+        batch = run_each(runs, cells_folder, jobs=jobs, watch=watch, resume=True, engine=engine)
         failures: dict[str, str] = {}
-        with (
-            quiet_config_warnings(True),
-            closing(run_each(runs, cells_folder, jobs=jobs, watch=watch, resume=True)) as ending,
-        ):
+        with quiet_config_warnings(True), closing(batch) as ending:
             for name, error in ending:
                 reason = None if error is None else str(error).removeprefix(f"run '{name}' failed: ")
                 if reason is None:
@@ -270,18 +278,20 @@ def order_cells(grid: Grid) -> list[Cell]:
     return sorted(grid.cells, key=lambda c: (seeds[c.seed], c.fold or 0, c.held_out, places[c.row]))
 
 
-def limit_threads(settings: Mapping[str, Any], jobs: int) -> Mapping[str, Any]:
-    """Cells that share the machine take a core each, unless the configuration says how many."""
+def limit_threads(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Cells that share a machine take a core each, unless the configuration says how many."""
     compute = dict(settings.get("compute") or {})
-    if jobs == 1 or compute.get("threads") is not None:
+    if compute.get("threads") is not None:
         return settings
     return {**settings, "compute": {**compute, "threads": 1}}
 
 
-def choose_jobs_for(cells: Sequence[Cell]) -> tuple[int, str]:
+def choose_jobs_for(cells: Sequence[Cell], cluster: Cluster | None = None) -> tuple[int, str]:
     """How many of these run at a time, and why."""
     if not cells:
         return 1, "all are done"
+    if cluster is not None:
+        return len(cells), f"{cluster.name} decides when each begins"
     kinds: dict[str, Config] = {}
     for cell in cells:
         config = check_settings(cell.settings, "")
