@@ -23,6 +23,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     configure,
     data,
     dicom,
+    dossier,
     egress,
     enrolment,
     export,

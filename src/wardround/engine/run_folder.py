@@ -50,7 +50,7 @@ RUN_ENTRIES = (
     "config.yaml", PLAN, "environment.json", "preparation.json", "setup.json", "left_out.json",
     "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "aggregates.json", "tested", "calibration.json",
     "start_weights.json",
-    POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
+    POSTPROCESS, "result.json", "overlays.png", "report.html", "dossier.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip
 
