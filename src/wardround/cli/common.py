@@ -28,7 +28,7 @@ PANELS = {
         "rehearse", "organiser", "hospital", "sign", "server", "join", "survey", "confirm", "submit",
         "status", "stop", "egress", "privacy", "preflight", "enrol", "revoke", "provision", "flare-job",
     ),
-    "Look things up": ("methods", "objectives", "models", "cache"),
+    "Look things up": ("configs", "methods", "objectives", "models", "cache"),
 }  # fmt: skip
 
 
