@@ -173,7 +173,7 @@ def run(
     listener: Listener | None = None,
     quiet: bool = False,
 ) -> Result:
-    """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result.
+    """Train as a configuration says (a YAML file, a name of `wardround configs`, a dictionary or a Config) and test the result.
 
     data: cases of each client instead of the `data:` section: a PyTorch `Dataset` or a list of
     `(image, label)` arrays, or a mapping with `train`, `val` and `test` of these; model: a name, a subclass

@@ -20,6 +20,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     cache,
     catalogues,
     compare,
+    configs,
     configure,
     data,
     dicom,

@@ -29,7 +29,7 @@ PANELS = {
         "status", "stop", "egress", "privacy", "dossier", "preflight", "enrol", "revoke", "provision",
         "flare-job",
     ),
-    "Look things up": ("methods", "objectives", "models", "cache"),
+    "Look things up": ("configs", "methods", "objectives", "models", "cache"),
 }  # fmt: skip
 
 
