@@ -1,6 +1,7 @@
 """Build a release and try it as a user would: `make release`.
 
-dist/ then holds the source distribution and the wheel, which is built from it. The wheel is installed into a
+dist/ then holds the source distribution and the wheel, which is built from it and which a second build gives
+again, byte by byte; and the SBOM and the licences of what an installation consists of. The wheel is installed into a
 new environment outside the repository, with the versions of constraints.txt, and does the work of a first day
 in an empty folder. Each step is a function that raises where something is wrong; `main` names them in order.
 """
@@ -19,6 +20,8 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+
+from supply_chain import check_reproducible, describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_BYTES = 3_000_000
@@ -42,7 +45,10 @@ def main() -> None:
     parser.add_argument("--no-trial", action="store_true", help="build and check, do not install")
     options = parser.parse_args()
     check_tag()
-    wheel = build(options.dist.absolute())
+    dist = options.dist.absolute()
+    wheel = build(dist)
+    for name, digest in check_reproducible(build, ROOT, dist).items():
+        print(f"{digest}  {name}, twice")
     check_wheel(wheel)
     if not options.no_trial:
         with tempfile.TemporaryDirectory(prefix="wardround-release-") as place:
@@ -64,13 +70,13 @@ def check_tag() -> None:
         raise SystemExit(f"This commit is tagged {tags[0]}, but pyproject.toml says {read_version()}.")
 
 
-def build(dist: Path) -> Path:
+def build(dist: Path, root: Path = ROOT) -> Path:
     """The source distribution, and the wheel from it; times in them are that of the commit."""
     shutil.rmtree(dist, ignore_errors=True)
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     stamp = subprocess.run(command, capture_output=True, text=True).stdout.strip()
     environment = {**os.environ, **({"SOURCE_DATE_EPOCH": stamp} if stamp else {})}
-    builder = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(ROOT)]
+    builder = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(root)]
     subprocess.run(builder, env=environment, check=True, stdout=subprocess.DEVNULL)
     for path in sorted(dist.iterdir()):
         print(f"{path.name}: {path.stat().st_size:,} bytes")
@@ -104,10 +110,13 @@ def try_wheel(wheel: Path, place: Path) -> dict[str, float]:
     limits = ROOT / "constraints.txt"
     subprocess.run([python, "-m", "pip", "install", "-q", "-c", str(limits), str(wheel)], check=True)
     subprocess.run([python, "-m", "pip", "check"], check=True)
+    describe_environment(python, wheel.with_name(f"wardround-{read_version()}"))
     print(f"installed without torch: {measure_installed(home) / 1e6:.0f} MB")
     empty = place / "empty"
     empty.mkdir()
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     seconds = {}
     for line in TRIAL.split("\n"):
         if not line:
