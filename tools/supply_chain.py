@@ -30,10 +30,10 @@ CLASSIFIERS = {  # the older way to name a licence
 READ_BY_HAND = {"monai": "Apache-2.0", "protobuf": "BSD-3-Clause"}
 # Permissive, or MPL-2.0, which asks only for the sources of its own files.
 ALLOWED = {
-    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0",
-    "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
+    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0",
+    "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib",
 }  # fmt: skip
-# CUDA's libraries come with torch for NVIDIA GPUs, under NVIDIA's terms, which let users run and torch ship them.
+# CUDA's libraries come with torch for NVIDIA GPUs, under NVIDIA's terms.
 NVIDIA = re.compile(r"nvidia[-_].*|cuda[-_].*")
 
 
@@ -64,7 +64,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 
 
 def describe_environment(python: str, stem: Path) -> None:
-    """Write the SBOM (CycloneDX JSON) and the licences (CSV) of an environment as files that begin with stem."""
+    """Write the SBOM (CycloneDX JSON) and the licences (CSV) of an environment; stem: how both begin."""
     sbom = write_sbom(python, stem.with_name(f"{stem.name}.cdx.json"))
     missing = find_missing(sbom, list_installed(python))
     if missing:
@@ -135,7 +135,5 @@ def is_allowed(licence: str) -> bool:
     >>> is_allowed("MIT AND (GPL-2.0-only OR Apache-2.0)"), is_allowed("MIT AND GPL-2.0-only")
     (True, False)
     """
-    return all(
-        any(choice.strip("() ") in ALLOWED for choice in part.split(" OR "))
-        for part in licence.split(" AND ")
-    )
+    parts = [part.split(" OR ") for part in licence.split(" AND ")]
+    return all(any(choice.strip("() ") in ALLOWED for choice in choices) for choices in parts)
