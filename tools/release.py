@@ -3,7 +3,8 @@
 dist/ then holds the source distribution and the wheel, which is built from it and which a second build gives
 again, byte by byte; and the SBOM and the licences of what an installation consists of. The wheel is installed
 into a new environment outside the repository, with the versions of constraints.txt, and does the work of a
-first day in an empty folder. Each step is a function that raises where something is wrong; `main` names them in order.
+first day in an empty folder. Each step is a function that raises where something is wrong; `main` names them
+in order.
 """
 
 from __future__ import annotations
