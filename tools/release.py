@@ -107,7 +107,9 @@ def try_wheel(wheel: Path, place: Path) -> dict[str, float]:
     print(f"installed without torch: {measure_installed(home) / 1e6:.0f} MB")
     empty = place / "empty"
     empty.mkdir()
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    own = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
     seconds = {}
     for line in TRIAL.split("\n"):
         if not line:

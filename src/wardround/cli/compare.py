@@ -40,7 +40,10 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rerun cells whose 
 @app.command()
 def compare(
     config: Annotated[
-        str, typer.Argument(help="A YAML file, with or without a sweep section; or a name of `wardround configs`.")
+        str,
+        typer.Argument(
+            help="A YAML file, with or without a sweep section; or a name of `wardround configs`."
+        ),
     ],
     methods: Names = None,
     objectives: Names = None,
