@@ -1,4 +1,4 @@
-"""The configurations that come with wardround, found by name: quick starts, methods as released, papers' tables.
+"""The configurations that come with wardround, found by name: quick starts, papers' tables.
 
 One copy of each: `configs/` of the repository, which the wheel holds as `wardround/configs`.
 """
