@@ -104,7 +104,7 @@ class FakeMps(TorchFunctionMode):
         )
         for other in given:
             if isinstance(other, Tensor):
-                device, dtype = other.device, other.dtype
+                device, dtype = MPS if isinstance(other, MpsTensor) else CPU, other.dtype
         here = isinstance(tensor, MpsTensor)
         there = here if device is None else device.type == "mps"
         if here and not there:
