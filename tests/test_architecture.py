@@ -15,7 +15,7 @@ SOURCE = TESTS.parent / "src" / "wardround"
 LAYERS = """
 version errors text seeds objects machine
 files settings yaml_file tables seeding plugins progress python_words
-storage child_process builtin_configs
+storage child_process builtin_configs precision
 params
 host_copy gpu_service
 messages
@@ -49,10 +49,11 @@ os.fork os.setsid os.getpgid os.killpg os.kill os.getuid os.geteuid os.umask os.
 os.link os.symlink os.mkfifo os.open os.pread os.preadv os.pwrite os.posix_fadvise stat.S_IMODE
 signal.SIGKILL signal.SIGHUP signal.SIGALRM signal.SIGUSR1 signal.SIGUSR2 signal.SIGQUIT
 signal.alarm signal.setitimer signal.pause
-start_new_session preexec_fn pass_fds
+start_new_session= preexec_fn= pass_fds=
 """
 PROMISES = {  # tests of the whole product, or of what all members of a room keep
-    "test_architecture", "test_containers", "test_supply_chain", "test_decoders", "test_docs", "test_tutorial", "test_public_api", "browser/test_report_in_browser",
+    "test_architecture", "test_decoders", "test_docs", "test_tutorial", "test_public_api", "browser/test_report_in_browser",
+    "test_containers", "test_extras", "test_release", "test_supply_chain",
     "methods/test_all_methods", "models/test_all_networks", "cli/test_imports",
 }  # fmt: skip
 
@@ -166,7 +167,7 @@ def uses(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             yield f"{node.value.id}.{node.attr}"
         elif isinstance(node, ast.keyword):
-            yield str(node.arg)
+            yield f"{node.arg}="
         elif isinstance(node, ast.Constant) and str(node.value).startswith(("/proc", "/sys/", "/dev/")):
             yield str(node.value)
 

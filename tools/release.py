@@ -31,7 +31,7 @@ wardround --version
 wardround configs
 wardround demo
 wardround train quickstart
-wardround compare quickstart
+wardround compare quickstart --seeds 1 --set rounds=4
 wardround train quickstart-3d
 wardround data phantom volumes --dimensions 3 --hospitals 1 --set data.phantom.cases=4
 wardround predict runs/quickstart-3d volumes/north -o masks

@@ -233,8 +233,9 @@ def list_gpus(configs: Iterable[Config]) -> list[str]:
 
 
 def share_one_gpu(configs: Iterable[Config]) -> bool:
-    """Whether the runs compute on the only GPU of this machine."""
-    return torch.cuda.device_count() == 1 and any(config.compute.device != "cpu" for config in configs)
+    """Whether the runs compute on the only GPU of this machine, one of NVIDIA's."""
+    is_nvidia = torch.version.hip is None and torch.cuda.device_count() == 1
+    return is_nvidia and any(config.compute.device not in ("cpu", "mps") for config in configs)
 
 
 # One run

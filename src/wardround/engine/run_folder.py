@@ -320,7 +320,7 @@ def describe_environment(config: Config, placement: Placement, compute: Compute)
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cores": os.cpu_count(),
         **placement.as_dict(),
         "compute": compute.as_dict(),
