@@ -5,14 +5,15 @@
 # make gpu    what only a GPU can show
 # make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none
+# make release   wheel and source distribution in dist/, installed elsewhere and tried there
 # All set up .venv on first use and start at once afterwards.
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage slow gpu hospitals browser check format bench clean
+.PHONY: help install demo test coverage slow gpu hospitals browser release check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -20,18 +21,18 @@ help:
 
 install: $(VENV)/.installed
 
-$(VENV)/bin/python:
+$(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "wardround needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	@echo "Installing wardround into $(VENV) (once, about a minute) ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e . && touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e . && touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' && touch $@
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]' && touch $@
 
 demo: $(VENV)/.installed
 	@$(BIN)/wardround demo
@@ -65,9 +66,12 @@ format: $(VENV)/.installed-test
 browser: $(VENV)/.installed-test
 	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) >/dev/null 2>&1 \
 	  || echo "Chromium cannot be installed here: the browser tests will be skipped."
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
 	  || echo "Playwright cannot be installed here: the browser tests will be skipped."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
+
+release: $(VENV)/.installed-test
+	@$(BIN)/python tools/release.py
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/engine_overhead.py

@@ -1,6 +1,7 @@
-"""Writes docs/reference/configuration.md and federation.md, and the tables of docs/methods/README.md.
+"""Writes docs/reference/configuration.md and federation.md, the tables of docs/methods/README.md and the
+questions of docs/explanation/data-protection.md.
 
-They come from the classes themselves.
+They come from the classes themselves, and from the file that `wardround dossier` answers from.
 
     python docs/make_reference.py --write      # without --write the reference is printed
 
@@ -24,12 +25,14 @@ from pydantic.fields import FieldInfo
 
 from wardround.config import Config
 from wardround.data.federation_file import COMMENTS, FederationFile, Source
+from wardround.deploy.dossier import read_questions
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS, MM
 from wardround.reporting.catalogue import method_list, objective_list
 
 DOCS = Path(__file__).resolve().parent
 METHODS_PAGE = DOCS / "methods/README.md"
+PROTECTION_PAGE = DOCS / "explanation/data-protection.md"
 
 HEAD = """\
 # Configuration
@@ -385,11 +388,15 @@ def methods_page() -> str:
     """docs/methods/README.md as it stands, its two tables written anew."""
     text = METHODS_PAGE.read_text(encoding="utf-8")
     for name, table in (("methods", method_rows()), ("objectives", objective_rows())):
-        start, end = f"<!-- {name}: written by docs/make_reference.py -->\n", f"\n<!-- end of {name} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = before + start + table + end + after
+        text = replace_block(text, name, table)
     return text
+
+
+def replace_block(text: str, name: str, content: str) -> str:
+    """A page with the content between two comments written anew."""
+    start, end = f"<!-- {name}: written by docs/make_reference.py -->\n", f"\n<!-- end of {name} -->"
+    before, _, rest = text.partition(start)
+    return before + start + content + end + rest.partition(end)[2]
 
 
 def method_rows() -> str:
@@ -417,10 +424,25 @@ def objective_rows() -> str:
     return "\n".join(lines)
 
 
+# The questions of data protection
+
+
+def protection_page() -> str:
+    """docs/explanation/data-protection.md as it stands, its questions written anew."""
+    parts = []
+    for entry in read_questions():
+        parts.append(f"### {entry['law']}: {entry['question']}\n\n**By design.** {entry['answer']}")
+        parts += [f"**Yours to answer.** {entry['yours']}"] if entry.get("yours") else []
+    return replace_block(
+        PROTECTION_PAGE.read_text(encoding="utf-8"), "questions", "\n\n".join(["", *parts, ""])
+    )
+
+
 if __name__ == "__main__":
     if "--write" in sys.argv:
         (DOCS / "reference/configuration.md").write_text(reference(), encoding="utf-8")
         (DOCS / "reference/federation.md").write_text(federation(), encoding="utf-8")
         METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
+        PROTECTION_PAGE.write_text(protection_page(), encoding="utf-8")
     else:
         sys.stdout.write(reference())

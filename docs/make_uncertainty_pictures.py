@@ -1,6 +1,6 @@
 """The pictures of docs/explanation/uncertainty.md, from a finished run of an evidential model on phantoms.
 
-    wardround train configs/quickstart.yaml --set method.name=fedevi --set name=fedevi
+    wardround train quickstart --set method.name=fedevi --set name=fedevi
     python docs/make_uncertainty_pictures.py runs/fedevi
 
 Writes docs/images/uncertainty-maps.png (a scan of a training hospital and one of a hospital no model has

@@ -13,9 +13,9 @@ SOURCE = TESTS.parent / "src" / "wardround"
 
 # A line may import from the lines above it, never from those below. Names on one line know nothing of each other.
 LAYERS = """
-version errors text seeds objects
-files machine settings yaml_file tables seeding plugins progress python_words
-storage child_process
+version errors text seeds objects machine
+files settings yaml_file tables seeding plugins progress python_words
+storage child_process builtin_configs precision
 params
 host_copy gpu_service
 messages
@@ -41,8 +41,20 @@ cli
 __main__
 """
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_METHODS = 450, 60, 20
+# What Linux, macOS or Windows lacks or does otherwise: only machine.py may use it.
+ONE_SYSTEM = """
+fcntl msvcrt winreg resource termios tty pty pwd grp ctypes mmap _thread
+os.name sys.platform platform.system sys.getwindowsversion os.uname
+os.sched_getaffinity os.sched_setaffinity os.sysconf os.getloadavg os.nice os.statvfs
+os.fork os.setsid os.getpgid os.killpg os.kill os.getuid os.geteuid os.umask os.chown
+os.link os.symlink os.mkfifo os.open os.pread os.preadv os.pwrite os.posix_fadvise stat.S_IMODE
+signal.SIGKILL signal.SIGHUP signal.SIGALRM signal.SIGUSR1 signal.SIGUSR2 signal.SIGQUIT
+signal.alarm signal.setitimer signal.pause
+start_new_session= preexec_fn= pass_fds=
+"""
 PROMISES = {  # tests of the whole product, or of what all members of a room keep
     "test_architecture", "test_decoders", "test_docs", "test_tutorial", "test_public_api", "browser/test_report_in_browser",
+    "test_containers", "test_extras", "test_release", "test_supply_chain",
     "methods/test_all_methods", "models/test_all_networks", "cli/test_imports",
 }  # fmt: skip
 
@@ -144,6 +156,35 @@ def test_a_class_name_has_one_home() -> None:
                 homes[node.name].append(module)
 
     assert not {name: where for name, where in homes.items() if len(where) > 1}
+
+
+def uses(path: Path) -> Iterator[str]:
+    """Modules that a file imports, and names like `os.kill` that it reads."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (str(node.module), *(f"{node.module}.{name.name}" for name in node.names))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.keyword):
+            yield f"{node.arg}="
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(("/proc", "/sys/", "/dev/")):
+            yield str(node.value)
+
+
+def test_only_one_module_knows_what_systems_do_not_share() -> None:
+    special = {
+        f"{module}: {name}"
+        for module, path in modules().items()
+        for name in uses(path)
+        if name in ONE_SYSTEM.split() or name.startswith("/")
+    }
+
+    assert {entry for entry in special if not entry.startswith("machine: ")} == {
+        "cli: os.open",  # os.devnull, which every system has
+    }
+    assert "machine: os.killpg" in special and "machine: /sys/fs/cgroup/memory.max" in special
 
 
 def test_every_room_says_what_it_is_for() -> None:

@@ -25,6 +25,7 @@ PAGES = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "SECURITY.md",
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*/README.md"),
     ]
@@ -234,6 +235,14 @@ def test_the_methods_page_has_the_current_tables(monkeypatch: MonkeyPatch) -> No
     page = ROOT / "docs/methods/README.md"
 
     assert page.read_text(encoding="utf-8") == made, "run: python docs/make_reference.py --write"
+
+
+def test_the_questions_of_data_protection_are_those_of_the_dossier(monkeypatch: MonkeyPatch) -> None:
+    made = load(ROOT / "docs" / "make_reference.py", monkeypatch).protection_page()
+
+    assert (ROOT / "docs/explanation/data-protection.md").read_text(encoding="utf-8") == made, (
+        f"run: {COMMAND}"
+    )
 
 
 def test_the_example_of_a_new_method_passes_its_own_tests(example: ModuleType, tmp_path: Path) -> None:

@@ -22,6 +22,6 @@ if __name__ == "__main__":
     names = " ".join(str(path) for path in hospitals)
     sys.stdout.write(
         f"wardround data init {names} -o federation.yaml\n"
-        "wardround train configs/quickstart.yaml --set data.federation=federation.yaml "
+        "wardround train quickstart --set data.federation=federation.yaml "
         "--set output=runs/own_data\n"
     )

@@ -1,7 +1,7 @@
 """wardround: one segmentation model, every hospital.
 
 >>> import wardround as wr
->>> result = wr.run("configs/quickstart.yaml")  # doctest: +SKIP
+>>> result = wr.run("quickstart")  # doctest: +SKIP
 >>> print(result.table)  # doctest: +SKIP
 
 The names below are the public interface; modules and everything else in them are private and may change.

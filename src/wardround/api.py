@@ -99,7 +99,7 @@ class Result:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """What result.json says."""
-        loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        loaded: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
         return loaded
 
     @property
@@ -173,15 +173,16 @@ def run(
     listener: Listener | None = None,
     quiet: bool = False,
 ) -> Result:
-    """Train as a configuration says (a YAML file, a dictionary or a Config) and test the result.
+    """Train as a configuration says and test the result.
 
-    data: cases of each client instead of the `data:` section: a PyTorch `Dataset` or a list of
-    `(image, label)` arrays, or a mapping with `train`, `val` and `test` of these; model: a name, a subclass
-    of `nn.Module` or a function that makes one; method: a name, a subclass of `wr.Method` or an object of
-    one; objective: a name, a loss of (logits, labels), a subclass of `wr.Objective` or an object of one;
-    overrides: settings on top, `["rounds=3"]`; resume, overwrite: what to do with a run folder that exists;
-    from_round: resume after this round, one of the last `checkpoint.keep`; listener: is told how the run
-    goes, see `wr.Listener`; quiet: no progress bar in terminal and notebook.
+    config: a YAML file, a name of `wardround configs`, a dictionary or a Config; data: cases of each client
+    instead of the `data:` section: a PyTorch `Dataset` or a list of `(image, label)` arrays, or a mapping
+    with `train`, `val` and `test` of these; model: a name, a subclass of `nn.Module` or a function that makes
+    one; method: a name, a subclass of `wr.Method` or an object of one; objective: a name, a loss of (logits,
+    labels), a subclass of `wr.Objective` or an object of one; overrides: settings on top, `["rounds=3"]`;
+    resume, overwrite: what to do with a run folder that exists; from_round: resume after this round, one of
+    the last `checkpoint.keep`; listener: is told how the run goes, see `wr.Listener`; quiet: no progress bar
+    in terminal and notebook.
 
     >>> import numpy as np
     >>> cases = [(np.random.rand(16, 16), np.eye(16, dtype=int)) for _ in range(10)]

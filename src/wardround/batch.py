@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
@@ -23,7 +22,7 @@ from wardround.engine.checkpoint import Checkpoints
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import try_lock, write_text
 from wardround.gpu_service import VISIBLE_GPUS, GpuService
-from wardround.machine import RUNS_AT_ONCE
+from wardround.machine import RUNS_AT_ONCE, describe_exit, was_killed
 
 log = logging.getLogger(__name__)
 
@@ -183,8 +182,8 @@ class RunProcess:
     def _describe_exit(self) -> str:
         """Why the process ended, by its exit code and the last it wrote."""
         code = self._child.exit_code()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        advice = " Memory may be short: run fewer at a time (--jobs)." if code == -signal.SIGKILL else ""
+        how = describe_exit(code)
+        advice = " Memory may be short: run fewer at a time (--jobs)." if was_killed(code) else ""
         self._errors.seek(0)
         written = self._errors.read().decode(errors="replace").strip().splitlines()
         return f"its process {how}{': ' + written[-1] if written else ''}.{advice}"
@@ -265,8 +264,9 @@ def list_gpus(configs: Iterable[Config]) -> list[str]:
 
 
 def share_one_gpu(configs: Iterable[Config]) -> bool:
-    """Whether the runs compute on the only GPU of this machine."""
-    return torch.cuda.device_count() == 1 and any(config.compute.device != "cpu" for config in configs)
+    """Whether the runs compute on the only GPU of this machine, one of NVIDIA's."""
+    is_nvidia = torch.version.hip is None and torch.cuda.device_count() == 1
+    return is_nvidia and any(config.compute.device not in ("cpu", "mps") for config in configs)
 
 
 # One run

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
+
+from wardround.machine import kill_group, separate_group
 
 END_SECONDS = 10.0  # for a child to end by itself
 
@@ -51,8 +52,8 @@ class ChildProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if quiet else log,
             text=True,
-            start_new_session=True,  # Ctrl-C is the parent's to handle
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+            **separate_group(),  # Ctrl-C is the parent's to handle
         )
         CHILDREN.add(self)
         self._sending = threading.Lock()
@@ -95,11 +96,7 @@ class ChildProcess:
 
     def kill(self) -> None:
         """End it, and what it started: they are a group of their own."""
-        if self._process.poll() is None:
-            with contextlib.suppress(OSError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
-        self._process.wait()
+        kill_group(self._process)
 
     def stop(self) -> None:
         """Let it end by itself, as it does without input; kill it if it does not."""

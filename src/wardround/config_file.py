@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wardround.builtin_configs import find_config
 from wardround.config import Config, TrafficSettings
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import probe_output
@@ -39,7 +40,7 @@ def load_config(
     method: Any = None,
     objective: Any = None,
 ) -> Config:
-    """A checked configuration from a YAML file, a dictionary or a Config, with `a.b=c` on top.
+    """A checked configuration from a YAML file, a built-in name, a dictionary or a Config, `a.b=c` on top.
 
     model, method, objective: names or objects in the place of the configuration's, as `wr.run` takes them.
     """
@@ -63,7 +64,8 @@ def read_values(source: str | Path | Mapping[str, Any] | Config) -> tuple[str, d
         return "", source.model_dump(mode="json")
     if isinstance(source, Mapping):
         return "", copy_sections(source)
-    return f"{source}: ", find_federation(read_yaml(Path(source)), Path(source))
+    path = find_config(source)
+    return f"{source}: ", find_federation(read_yaml(path), path)
 
 
 def copy_sections(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from filelock import lock_descriptor
 
 from wardround.errors import ConfigError
+from wardround.machine import is_reserved, replace_file
 
 
 @contextlib.contextmanager
@@ -60,15 +61,6 @@ def wait_for_lock(file: IO[Any] | int, seconds: float = math.inf) -> bool:
     return True
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync a new file's directory entry to disk."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that another process sees whole or not at all."""
     write_parts(path, [content])
@@ -90,7 +82,7 @@ def write_parts(
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        partial.replace(path)
+        replace_file(partial, path)
     except BaseException as error:  # Ctrl-C too
         partial.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
@@ -145,7 +137,7 @@ def file_name(name: str) -> str:
     >>> file_name("north"), file_name("../etc")
     ('north', '___etc-f7f9121f')
     """
-    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name) and not is_reserved(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:48] + "-" + digest

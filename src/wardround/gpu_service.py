@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from wardround.child_process import ChildProcess, connect
+from wardround.machine import kill
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def main() -> None:
 def kill_service(pipes: Path) -> None:
     """End a service that does not listen, or is not there."""
     with contextlib.suppress(OSError, ValueError):
-        os.kill(int((pipes / f"{CONTROL}.pid").read_text()), signal.SIGKILL)
+        kill(int((pipes / f"{CONTROL}.pid").read_text(encoding="ascii")))
 
 
 if __name__ == "__main__":

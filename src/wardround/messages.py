@@ -36,6 +36,11 @@ class Message:
     extras: Mapping[str, Params] = field(default_factory=dict)
     scalars: Mapping[str, Any] = field(default_factory=dict)
 
+    def on_host(self) -> Message:
+        """The same, with all tensors in the machine's own memory."""
+        params = self.params if self.optional_params is None else self.params.to("cpu")
+        return replace(self, params=params, extras={k: group.to("cpu") for k, group in self.extras.items()})
+
     @property
     def optional_params(self) -> Params | None:
         """The params, or None where the message has none."""

@@ -82,6 +82,13 @@ class NamedTensors(Mapping[str, Tensor]):
         return digest.hexdigest()
 
 
+def copy_tensor(tensor: Tensor, layout: torch.memory_format = torch.preserve_format) -> Tensor:
+    """A copy where the tensor is; of one on mps on the host, which has float64."""
+    return (
+        tensor.detach().cpu() if tensor.device.type == "mps" else tensor.detach().clone(memory_format=layout)
+    )
+
+
 class Params(NamedTensors):
     """The tensors of a model, with arithmetic, which gives new ones and changes none."""
 
@@ -96,12 +103,12 @@ class Params(NamedTensors):
     def of(cls, model: nn.Module) -> Params:
         """A copy of everything a model's state dict holds."""
         plain = torch.contiguous_format  # whatever the layout in which the model computes
-        return cls({n: t.detach().clone(memory_format=plain) for n, t in model.state_dict().items()})
+        return cls({name: copy_tensor(tensor, plain) for name, tensor in model.state_dict().items()})
 
     @classmethod
     def trainable(cls, model: nn.Module) -> Params:
         """A copy of the parameters that receive gradients."""
-        return cls({n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad})
+        return cls({n: copy_tensor(p) for n, p in model.named_parameters() if p.requires_grad})
 
     def load_into(self, model: nn.Module) -> None:
         """Copy the values into a model; names the model lacks are an error, missing ones stay."""

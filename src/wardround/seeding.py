@@ -28,11 +28,15 @@ def seed_everything(seed: int, *purpose: object) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(number)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(number)
 
 
 def random_state(device: torch.device) -> Tensor:
     """The state of torch's global random stream on a device."""
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+    if device.type == "cuda":
+        return torch.cuda.get_rng_state(device)
+    return torch.mps.get_rng_state() if device.type == "mps" else torch.get_rng_state()
 
 
 def restore_random_state(device: torch.device, state: Tensor | None) -> None:
@@ -41,5 +45,7 @@ def restore_random_state(device: torch.device, state: Tensor | None) -> None:
         return
     if device.type == "cuda":
         torch.cuda.set_rng_state(state, device)
+    elif device.type == "mps":
+        torch.mps.set_rng_state(state)
     else:
         torch.set_rng_state(state)

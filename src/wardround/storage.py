@@ -21,6 +21,7 @@ from torch import Tensor
 
 from wardround.errors import CheckpointError
 from wardround.files import parse_json, write_parts
+from wardround.machine import open_file, read_into
 
 DTYPES = {
     "F64": torch.float64,
@@ -146,11 +147,9 @@ class StoredTensors(Mapping[str, Tensor]):
             view[:done] = content
         else:
             try:
-                file = os.open(self._source, os.O_RDONLY)
+                file = open_file(self._source, os.O_RDONLY)
                 try:
-                    done = count = os.preadv(file, [view], start)
-                    while count and done < len(view):  # one call reads at most 2 GiB
-                        done += (count := os.preadv(file, [view[done:]], start + done))
+                    done = read_into(file, view, start)
                 finally:
                     os.close(file)
             except OSError as error:

@@ -1,3 +1,5 @@
-"""The version of the package, the one place where it is written."""
+"""The version of the package, as its metadata has it; it is written in pyproject.toml alone."""
 
-__version__ = "0.1.0"
+from importlib.metadata import version
+
+__version__ = version("wardround")

@@ -49,7 +49,7 @@ def read_yaml(path: Path, example: str = "rounds: 10", largest: float = inf) -> 
     try:
         values = loaded(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist. Start from configs/quickstart.yaml.") from None
+        raise ConfigError(f"{path} does not exist. Files to start from: wardround configs") from None
     except IsADirectoryError:
         raise ConfigError(f"{path} is a folder; give a YAML file.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -75,7 +75,7 @@ def test_sizes_are_written_as_people_write_them(load: Load, text: Any, size: int
         ({"tasks": 3}, "tasks: it is 3; give all, or a list of names."),
         ({"runs": [1]}, "runs: it is [1]; give all, or a list of names."),
         ({"data": ["a"]}, "data: it is ['a']; give the path of a federation.yaml, or the word phantom."),
-        ({"device": "gpu"}, "device: it is 'gpu'; use auto, cpu, cuda or cuda:0."),
+        ({"device": "gpu"}, "device: it is 'gpu'; use auto, cpu, cuda, cuda:0 or mps."),
         ({"threads": 0}, "threads is 0; it must be greater than or equal to 1."),
         ({"min_cases": -1}, "min_cases is -1; it must be greater than or equal to 0."),
         ({"largest_message": "2 pounds"}, "largest_message: it is '2 pounds'; give a size such as 500 MB"),

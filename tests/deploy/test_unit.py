@@ -1,9 +1,12 @@
 """Units: what systemd is told, whatever the path, the port and the key."""
 
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
-from pytest import importorskip
+from pytest import importorskip, mark
 
 importorskip("cryptography")
 
@@ -28,3 +31,13 @@ def test_a_passphrase_is_handed_over_as_a_credential(mine: Path) -> None:
     text = write_unit(kit).read_text()
     assert "LoadCredential=passphrase:/etc/wardround/north.passphrase\n" in text
     assert "Environment=WARDROUND_PASSPHRASE_FILE=%d/passphrase\n" in text and "horse" not in text
+
+
+@mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_finds_nothing_wrong_with_a_unit(kits: Path, tmp_path: Path) -> None:
+    for name in ("north", "organiser"):
+        kit = replace(read_kit(kits / name), folder=tmp_path / "a b", port=443)
+        path = tmp_path / f"wardround-{name}.service"
+        path.write_text(render_unit(kit, "root", [sys.executable]), encoding="utf-8")
+        done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True)
+        assert (done.returncode, path.name in done.stderr) == (0, False), done.stderr

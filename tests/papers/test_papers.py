@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,6 @@ from wardround.papers.presets import (
 )
 from wardround.yaml_file import read_yaml
 
-ROOT = Path(__file__).parents[2]
 NAMES = list_names()
 AGGREGATES = {"mean", "weighted mean", "merged test set", "all clients"}
 RUNS_WITHOUT_NUMBERS = {  # other readings of a row, and figures without printed numbers
@@ -431,24 +428,6 @@ def test_a_misspelt_preset_gets_a_suggestion() -> None:
         load("safcf-tabel2")
 
 
-def test_presets_of_the_package_come_before_those_of_the_checkout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert papers.find_folder() == ROOT / "configs" / "papers"
-    packaged = tmp_path / "papers"
-    packaged.mkdir()
-    shutil.copy(papers.CHECKOUT / "safcf-table2.yaml", packaged)
-    monkeypatch.setattr(papers, "PACKAGED", packaged)
-    assert list_names() == ["safcf-table2"]
-
-
-def test_the_wheel_takes_the_presets_along() -> None:
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
-    place = papers.PACKAGED.relative_to(ROOT / "src").as_posix()
-    assert build["wheel"]["force-include"] == {"configs/papers": place}
-    assert "configs" in build["sdist"]["include"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -460,9 +439,9 @@ def test_the_wheel_takes_the_presets_along() -> None:
 def test_a_broken_preset_file_is_explained(
     change: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    broken = read_yaml(papers.CHECKOUT / "safcf-table2.yaml") | change
+    broken = read_yaml(papers.find_folder() / "safcf-table2.yaml") | change
     (tmp_path / "safcf-table2.yaml").write_text(json.dumps(broken))
-    monkeypatch.setattr(papers, "PACKAGED", tmp_path)
+    monkeypatch.setattr(papers, "find_folder", lambda: tmp_path)
     with pytest.raises(ConfigError, match=message):
         load("safcf-table2")
 

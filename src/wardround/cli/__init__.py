@@ -20,9 +20,11 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
     cache,
     catalogues,
     compare,
+    configs,
     configure,
     data,
     dicom,
+    dossier,
     egress,
     enrolment,
     export,
@@ -40,6 +42,7 @@ from wardround.cli import (  # noqa: F401, each adds its commands to the app
 )
 from wardround.cli.common import app, err, out
 from wardround.errors import WardroundError, explain
+from wardround.machine import write_utf8
 from wardround.tables import one_line
 from wardround.version import __version__
 
@@ -48,6 +51,7 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line; a user error becomes one sentence and exit code 2."""
+    write_utf8(sys.stdout, sys.stderr)
     try:
         app()
     except WardroundError as error:

@@ -26,9 +26,10 @@ PANELS = {
     "Use a model": ("predict", "evaluate", "export"),
     "Real hospitals": (
         "rehearse", "organiser", "hospital", "sign", "server", "join", "survey", "confirm", "submit",
-        "status", "stop", "egress", "privacy", "preflight", "enrol", "revoke", "provision", "flare-job",
+        "status", "stop", "egress", "privacy", "dossier", "preflight", "enrol", "revoke", "provision",
+        "flare-job",
     ),
-    "Look things up": ("methods", "objectives", "models", "cache"),
+    "Look things up": ("configs", "methods", "objectives", "models", "cache"),
 }  # fmt: skip
 
 

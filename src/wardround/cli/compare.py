@@ -45,7 +45,10 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Rerun cells whose 
 @app.command()
 def compare(
     config: Annotated[
-        str, typer.Argument(help="A YAML file, with or without a sweep section; or a paper's preset.")
+        str,
+        typer.Argument(
+            help="A YAML file, with or without a sweep section; or a name of `wardround configs`."
+        ),
     ],
     methods: Names = None,
     objectives: Names = None,

@@ -133,8 +133,10 @@ def take_over_plan(path: Path | None, configuration: str | None) -> Adapt | None
 
 def recognise(paths: Sequence[Path]) -> Given:
     """What kind of thing `train` was given: a configuration, a run, a federation.yaml, or folders of data."""
+    from wardround.builtin_configs import find_config, list_paths
     from wardround.configuring.plan_file import PLAN
     from wardround.errors import ConfigError
+    from wardround.text import suggest
     from wardround.yaml_file import read_yaml
 
     first = paths[0]
@@ -149,12 +151,13 @@ def recognise(paths: Sequence[Path]) -> Given:
                 f"{files[0]} is one of {len(paths)} arguments; give one file, or folders alone."
             )
         return "folders"
-    if not first.exists() and first.suffix.lower() not in (".yaml", ".yml"):
+    found = find_config(first)
+    if not found.exists() and found.suffix.lower() not in (".yaml", ".yml"):
         raise ConfigError(
-            f"{first} does not exist. Give a folder of scans, a federation.yaml, a configuration, or the "
-            "folder of a run."
+            f"{first} does not exist.{suggest(str(first), list_paths())} Give a folder of scans, a "
+            "federation.yaml, a configuration, its name (wardround configs), or the folder of a run."
         )
-    return "federation" if "sources" in read_yaml(first) else "configuration"
+    return "federation" if "sources" in read_yaml(found) else "configuration"
 
 
 def find_federation(paths: Sequence[Path], quiet: bool) -> Path:

@@ -32,7 +32,7 @@ PARTS = {
 
 @app.command()
 def plan(
-    config: Annotated[Path, typer.Argument(help="A YAML file, as for train.")],
+    config: Annotated[Path, typer.Argument(help="A YAML file or a name, as for train.")],
     set_: Set = None,
     calibration: Annotated[
         bool,

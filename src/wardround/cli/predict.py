@@ -18,7 +18,7 @@ from wardround.cli.progress import show_cases
 from wardround.progress import TimeLeftColumn, bar_columns
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:0.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps.")]
 Client = Annotated[str | None, typer.Option(help="Use this client's personal model.")]
 Ensemble = Annotated[
     list[str] | None,

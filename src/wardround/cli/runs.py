@@ -36,7 +36,7 @@ def train(
         list[Path],
         typer.Argument(
             help="Folders or lists (CSV) of scans, or a federation.yaml: no configuration is needed. Or a "
-            "configuration, or the folder of a run to resume."
+            "configuration, its name (`wardround configs`), or the folder of a run to resume."
         ),
     ],
     budget: BudgetOption = None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from wardround.batch import Stage, find_stage, is_in_use, run_each
+from wardround.builtin_configs import find_comparison, find_config, list_paths
 from wardround.cluster.jobs import Cluster, ClusterJobs
 from wardround.cluster.options import open_cluster
 from wardround.comparison.grid import (
@@ -26,7 +27,7 @@ from wardround.comparison.jobs import choose_jobs
 from wardround.comparison.outcome import Comparison, write_comparison
 from wardround.comparison.presets import find_preset, list_preset_rows
 from wardround.comparison.same_objective import give_one_objective
-from wardround.comparison.sweep import SHORTHANDS, read_sweep
+from wardround.comparison.sweep import SECTIONS, SHORTHANDS, read_sweep
 from wardround.config import Config
 from wardround.config_file import find_federation
 from wardround.engine.checkpoint import keep_models
@@ -89,7 +90,7 @@ def compare(
 ) -> Comparison:
     """Run every cell of a grid that is not done yet, and write the tables.
 
-    config: a run configuration, with or without a `sweep` section, or the name of a paper's preset;
+    config: a run configuration, with or without a `sweep` section, or a name of `wardround configs`;
     jobs: cells at a time, by default what memory, cores and GPUs have room for; overwrite: rerun cells whose
     settings changed; on: where cells run, local, slurm or ray, with on_options as `--on-options` has them;
     options: see `ComparisonOptions`. A cell that fails is in `.failures`; it does not stop the others.
@@ -131,6 +132,8 @@ def plan_comparison(
         return grid, choose_folder(rows, output, name)
     path = str(source) if isinstance(source, str | Path) else ""
     axes = {key: value for key, value in options.items() if key in SHORTHANDS}
+    if isinstance(source, str | Path) and all(axes.get(key) is None for key in SECTIONS):
+        source = find_comparison(source)
     try:
         sweep = read_sweep(read_settings(source, overrides), axes, read_settings({}, overrides))
         several = any(axis.name == "objectives" and len(axis.points) > 1 for axis in sweep.axes)
@@ -171,7 +174,8 @@ def read_settings(source: ConfigSource, overrides: Sequence[str]) -> dict[str, A
     elif isinstance(source, Mapping):
         values = json.loads(json.dumps(dict(source), default=str))
     else:
-        values = find_federation(read_yaml(Path(source)), Path(source))
+        path = find_config(source)
+        values = find_federation(read_yaml(path), path)
     for override in overrides:
         apply_override(values, override)
     return values
@@ -181,11 +185,10 @@ def refuse_unknown(source: ConfigSource) -> None:
     """Refuse a word that is neither a file nor a preset; what looks like a path is left to the reader."""
     if not isinstance(source, str) or Path(source).suffix or Path(source).name != source:
         return
-    known = papers.list_names()
-    if source not in known and not Path(source).exists():
+    if not find_config(source).exists():
         raise ConfigError(
-            f"'{source}' is neither a file nor a paper's preset.{suggest(source.lower(), known)} "
-            "List all presets: wardround papers"
+            f"'{source}' is neither a file nor the name of a configuration."
+            f"{suggest(source.lower(), list_paths())} List all: wardround configs"
         )
 
 

@@ -31,6 +31,7 @@ from urllib.parse import urlsplit
 from wardround.data.readers.dicom import Imported, Watch, import_dicom, import_pydicom, silence_pydicom
 from wardround.data.readers.dicom_labels import KINDS
 from wardround.errors import ConfigError, DataError, WardroundError
+from wardround.machine import others_may
 
 LOGIN = "WARDROUND_DICOMWEB_LOGIN"
 SECONDS = (10.0, 300.0)  # to connect, and between two parts of an answer
@@ -109,7 +110,7 @@ def read_login(path: Path | None) -> str:
     if path is None:
         return os.environ.get(LOGIN, "").strip()
     try:
-        if path.stat().st_mode & 0o077:
+        if others_may(path, 0o077):
             raise ConfigError(f"{path} can be read by others: chmod 600 {path}")
         return path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

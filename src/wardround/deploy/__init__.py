@@ -15,5 +15,5 @@ from wardround.errors import ConfigError
 
 def require() -> None:
     """Raise with the install command where a package of the optional extra is missing."""
-    if any(importlib.util.find_spec(name) is None for name in ("grpc", "cryptography", "psutil")):
+    if any(importlib.util.find_spec(name) is None for name in ("grpc", "cryptography")):
         raise ConfigError("this needs gRPC and cryptography: pip install 'wardround[hospitals]'")

@@ -8,7 +8,6 @@ array stays in this process. The file may be deleted meanwhile, but not changed.
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import stat
 from dataclasses import replace
@@ -22,12 +21,12 @@ from wardround.deploy import limits
 from wardround.deploy.strict_json import find_excess, is_shape, parse_json, show
 from wardround.deploy.wire import CARRIERS, Parcel, ParcelError
 from wardround.files import write_parts
+from wardround.machine import map_privately, open_file
 from wardround.storage import DTYPES, StoredArray, array_parts
 
 HEADER = "parcel"
 KINDS = {kind: CARRIERS[short(dtype)] for kind, dtype in DTYPES.items()}  # bfloat16 is carried as uint16
 NAMES = {dtype: kind for kind, dtype in KINDS.items()}
-PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # not through a link, and no pipe is waited for
 ALIGNMENT = 8  # of the first number, as every writer of the format has it
 
 
@@ -80,12 +79,12 @@ def _describe_array(name: str, array: Array) -> StoredArray:
 def read_parcel(path: Path, largest: int) -> Parcel:
     """The parcel in a file, or a ParcelError in a sentence; largest: bytes that its arrays may have."""
     try:
-        with os.fdopen(os.open(path, PLAINLY), "rb") as file:
+        with os.fdopen(open_file(path, os.O_RDONLY, plainly=True), "rb") as file:
             size = _check_size(os.fstat(file.fileno()), largest)
             header, start = _read_header(file, size)
             text, places = _read_places(header, size - start)
             parcel = Parcel.read(text, {})
-            whole = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+            whole = map_privately(file, size)
     except OSError as error:
         raise ParcelError(f"the message's file cannot be read: {error.strerror}.") from None
     except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from wardround.child_process import kill_children
 from wardround.deploy.kits.kit import Kit
 from wardround.errors import WardroundError
 from wardround.files import take_lock
+from wardround.machine import end_this_process, replace_file, separate_group
 
 Role = Literal["server", "join"]
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ def open_log(kit: Kit, name: str) -> IO[bytes]:
     kit.logs.mkdir(parents=True, exist_ok=True)
     path = kit.logs / f"{name}.log"
     if path.exists() and path.stat().st_size > LOG_BYTES:
-        path.replace(path.with_suffix(".log.1"))
+        replace_file(path, path.with_suffix(".log.1"))
     return path.open("ab")
 
 
@@ -69,7 +69,7 @@ class KitProcess:
                 stdout=log,
                 stderr=log,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the process that started it
+                **separate_group(),  # Ctrl-C is for the process that started it
             )
 
     def __enter__(self) -> KitProcess:
@@ -106,7 +106,7 @@ def end_with_input() -> None:
         with contextlib.suppress(OSError, ValueError):
             while os.read(0, 1024):
                 pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        end_this_process()
 
     threading.Thread(target=watch, name="wardround-parent", daemon=True).start()
 

@@ -16,6 +16,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from wardround.deploy.kits.kit import Kit
 from wardround.errors import ConfigError
+from wardround.machine import others_may
 from wardround.yaml_file import read_yaml
 
 NONE = "none"
@@ -68,7 +69,7 @@ def find_proxy(kit: Kit) -> Proxy | None:
         proxy = parse_proxy(str(text))
     except ValueError as error:
         raise ConfigError(f"{where}: {error}.") from None
-    if said is not None and proxy.headers and kit.site_file.stat().st_mode & 0o077:
+    if said is not None and proxy.headers and others_may(kit.site_file, 0o077):
         raise ConfigError(
             f"{kit.site_file} holds the password of a proxy, and others on this machine may read it. Close "
             f"it: chmod 600 {kit.site_file}"

@@ -78,6 +78,10 @@ def choose_device(site: SiteFile) -> str:
     if kind == "cuda" and int(number or 0) >= there:
         found = f"this machine has {there} GPUs, counted from 0" if there else "torch finds no GPU here"
         raise ConfigError(f"site.yaml: device is '{site.device}', but {found}. Set device to auto or cpu.")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            "site.yaml: device is 'mps', but torch finds no GPU of Apple's here. Set device to auto or cpu."
+        )
     return "cuda" if site.device == "auto" and there else "cpu" if site.device == "auto" else site.device
 
 

@@ -144,8 +144,8 @@ class SiteFile(Settings):
     @field_validator("device")
     @classmethod
     def a_device(cls, value: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value):
-            raise ValueError(f"it is '{value}'; use auto, cpu, cuda or cuda:0")
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", value):
+            raise ValueError(f"it is '{value}'; use auto, cpu, cuda, cuda:0 or mps")
         return value
 
     @field_validator("proxy", mode="before")
@@ -230,7 +230,7 @@ COMMENTS = {
     "this hospital's name.",
     "splits": "Settings laid over the splits of federation.yaml, such as {by: kfold, fold: 1}; null: none.\n"
     "Which cases train is decided here and there alone: a run that sets data.splits is refused.",
-    "device": "auto, cpu, cuda or cuda:0.",
+    "device": "auto, cpu, cuda, cuda:0 or mps.",
     "threads": "Processor threads for training; null: what the run asks for, else all of them.",
     "tasks": "What may be asked for: all, or any of these, and what the answer holds.\n{tasks}\n"
     "Taking part at all shows the organiser how many training, validation and test cases there are.\n"

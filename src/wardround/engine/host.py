@@ -294,6 +294,8 @@ class Host:
             if task in SUM_TASKS:
                 return answer_sum(self.senders[name], self.client(name), task, message)
             client, reply = run_to_completion(attempt)  # out of memory restarts it with fewer cases at a time
+            if self.bench.device.type == "mps":
+                reply = reply.on_host()  # float64 is there, for the gate and the server
             if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
             fitted, client.fitted = client.fitted, None  # one model in memory, not one a client

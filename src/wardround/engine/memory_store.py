@@ -9,7 +9,6 @@ written in, so a run that was killed drops memories of rounds that do not count.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from wardround.clients import Snapshot, SyncState
 from wardround.engine.memory_file import load_memory, save_memory
 from wardround.errors import CheckpointError
+from wardround.machine import link, sync_file
 from wardround.storage import StoredTensors
 
 KEEP = 3
@@ -111,15 +111,14 @@ class MemoryStore:
         path = self.path("best", round)
         path.unlink(missing_ok=True)
         with suppress(FileExistsError):  # another thread was quicker
-            os.link(self.path("memory", written), path)
+            link(self.path("memory", written), path)
 
     def snapshot(self, round: int) -> Snapshot:
         """What brings to the disk what a run resumed after so many rounds needs."""
 
         def settle() -> None:
             for path in self.list_before(round):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+                sync_file(path)
 
         return Snapshot(0, settle)
 

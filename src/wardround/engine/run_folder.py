@@ -50,7 +50,7 @@ RUN_ENTRIES = (
     "config.yaml", PLAN, "environment.json", "preparation.json", "setup.json", "left_out.json",
     "records.jsonl", "egress.jsonl", RUN_LOG, "cases.csv", "aggregates.json", "tested", "calibration.json",
     "start_weights.json",
-    POSTPROCESS, "result.json", "overlays.png", "report.html", "tensorboard", "mlflow.json",
+    POSTPROCESS, "result.json", "overlays.png", "report.html", "dossier.html", "tensorboard", "mlflow.json",
     "checkpoints", "clients", "exchange",
 )  # fmt: skip
 
@@ -320,7 +320,7 @@ def describe_environment(config: Config, placement: Placement, compute: Compute)
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "cores": os.cpu_count(),
         **placement.as_dict(),
         "compute": compute.as_dict(),

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from wardround.losses.segmentation import Reduction, at_least_float32, divide, finish, matching_targets, sums
 from wardround.models.instance_norm import MOST_ELEMENTS, TYPES, has_kernels
+from wardround.precision import widen, widest
 
 EvidenceKind = Literal["exp", "softplus"]
 CapKind = Literal["smooth", "hard"]
@@ -108,7 +109,7 @@ def misleading_kl(evidence: Tensor, target: Tensor, *, one_hot: bool) -> Tensor:
     """
     misleading = (1 - target) * evidence  # α̃ - 1, whatever the target
     if one_hot and evidence.shape[1] == 2:
-        wrong = misleading.sum(dim=1).double()  # a - 1: of two numbers one is 0
+        wrong = widen(misleading.sum(dim=1))  # a - 1: of two numbers one is 0
         return torch.log1p(wrong) - wrong / (1 + wrong)
     return dirichlet_kl(misleading)
 
@@ -119,9 +120,9 @@ def aggregated_kl(alpha: Tensor, target: Tensor, sizes: Sequence[int]) -> Tensor
     Sums of a Dirichlet's parts are a Dirichlet of the sums of its parameters, so without evidence α is m, and
     α̃ = m + (1 - y)(α - m). With groups of one class it is `misleading_kl`.
     """
-    counts = [torch.full((), size, dtype=torch.float64, device=alpha.device) for size in sizes]
+    counts = [torch.full((), size, dtype=widest(alpha.device), device=alpha.device) for size in sizes]
     m = torch.stack(counts).reshape(1, -1, *[1] * (alpha.dim() - 2))
-    misled = (1 - target.double()) * (alpha.double() - m)
+    misled = (1 - widen(target)) * (widen(alpha) - m)
     a = m + misled
     total = a.sum(dim=1)
     gammas = torch.lgamma(total) - torch.lgamma(m.sum()) + (torch.lgamma(m) - torch.lgamma(a)).sum(dim=1)
@@ -142,12 +143,12 @@ class _DirichletKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, evidence: Tensor) -> Tensor:
         voxels = evidence.flatten(2)  # (B, C, V)
-        value = voxels.new_empty(len(voxels), voxels.shape[2], dtype=torch.float64)
+        value = voxels.new_empty(len(voxels), voxels.shape[2], dtype=widest(voxels.device))
         slope = torch.empty_like(voxels) if ctx.needs_input_grad[0] else None
         step = max(1, VOXELS_AT_ONCE // len(voxels))
         for start in range(0, voxels.shape[2], step):
             piece = slice(start, start + step)
-            alpha = 1 + voxels[..., piece].double()
+            alpha = 1 + widen(voxels[..., piece])
             value[:, piece] = _kl(alpha)
             if slope is not None:
                 slope[..., piece] = _kl_slope(alpha)

@@ -45,6 +45,7 @@ from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.models.norm import running_stats
 from wardround.params import Params
+from wardround.precision import widen
 
 LEAST_VARIANCE = 1e-5  # θ_-k extrapolates, and a running variance must stay positive
 NEARLY_ALL = 1 - 1e-6  # beyond it nothing is left without the client
@@ -147,7 +148,9 @@ def without_client(received: Params, sent: Params, weight: float, model: nn.Modu
     rest = {}
     for name in received:
         if name in sent and received[name].is_floating_point():
-            without = (received[name].double() - weight * sent[name].double()) / (1 - weight)
+            without = (widen(received[name]) - weight * widen(sent[name]).to(received[name].device)) / (
+                1 - weight
+            )
             rest[name] = without.to(received[name].dtype)
     for _, variance in running_stats(model):
         if variance in rest:

@@ -45,6 +45,7 @@ from wardround.losses.objective import Objective
 from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.params import Params
+from wardround.precision import widen, widest
 from wardround.training.batches import shuffle_indices
 from wardround.training.inference import cut_window
 
@@ -169,8 +170,8 @@ class FedLAW(Method):
         held_out: Sequence[Batch],
     ) -> tuple[Tensor, Tensor, float]:
         """The ℓ and g of the lowest held-out loss, the start among them, and that loss."""
-        ell = torch.tensor(logits, dtype=torch.float64, device=mixture.device)
-        g = torch.zeros((), dtype=torch.float64, device=mixture.device)
+        ell = torch.tensor(logits, dtype=widest(mixture.device), device=mixture.device)
+        g = torch.zeros((), dtype=widest(mixture.device), device=mixture.device)
         best = (ell.clone(), g.clone(), mixture.mean_loss(ell, g, held_out))
         phases = [([ell, g], self.epochs)]
         if self.variant == "swa":
@@ -256,7 +257,7 @@ class Mixture:
     def mean_loss(self, ell: Tensor, g: Tensor, batches: Sequence[Batch]) -> float:
         with torch.no_grad():
             tensors = self.tensors(ell, g)
-            return float(torch.cat([self.loss(tensors, batch) for batch in batches]).double().mean())
+            return float(widen(torch.cat([self.loss(tensors, batch) for batch in batches])).mean())
 
     def slopes(self, ell: Tensor, g: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """∂L/∂ℓ and ∂L/∂g from one backward pass to θ and K inner products, s_k = ⟨∂L/∂θ, γ θ_k⟩."""
@@ -265,7 +266,7 @@ class Mixture:
         slopes = torch.autograd.grad(self.loss(tensors, batch).mean(), leaves, materialize_grads=True)
         s = torch.zeros_like(ell)
         for stack, slope in zip(self.learned.values(), slopes, strict=True):
-            s += (stack.flatten(1) @ slope.flatten()).double() * g.exp()
+            s += widen(stack.flatten(1) @ slope.flatten()) * g.exp()
         weights = torch.softmax(ell, dim=0)
         mean = weights @ s  # = ⟨∂L/∂θ, θ⟩, and γ = e^g has that slope
         return weights * (s - mean), mean

@@ -34,6 +34,7 @@ from wardround.messages import Message, ServerState
 from wardround.methods.base import Method
 from wardround.models.base import Segmenter
 from wardround.params import Params
+from wardround.precision import widen, widest
 
 Distance = Literal["mse", "kl"]
 
@@ -136,8 +137,8 @@ def class_sums(features: Tensor, label: Tensor, num_classes: int) -> tuple[Tenso
     """Σ f and number of voxels of each class, (B, F, *spatial), (B, *spatial) -> (C, F), (C,) in float64."""
     flat, values = features.flatten(2), label.flatten(1).clamp_max(num_classes - 1)[:, None]
     masks = [values == j for j in range(num_classes)]  # (B, 1, voxels)
-    sums = [(flat * mask).sum(dim=(0, 2), dtype=torch.float64) for mask in masks]
-    return torch.stack(sums), torch.stack([mask.sum() for mask in masks]).double()
+    sums = [(flat * mask).sum(dim=(0, 2), dtype=widest(flat.device)) for mask in masks]
+    return torch.stack(sums), widen(torch.stack([mask.sum() for mask in masks]))
 
 
 def average_classes(seen: Sequence[tuple[Tensor, Tensor]]) -> Params:

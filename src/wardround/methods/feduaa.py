@@ -120,8 +120,8 @@ class FedUAA(Method):
         objective = client.objective
         assert isinstance(objective, Evidential)
         split = client.data.val if self.source == "val" and len(client.data.val) else client.data.train
-        counts = torch.zeros(2, self.bins, dtype=torch.long, device=client.device)
-        least = torch.full((self.bins,), math.inf, dtype=torch.float64, device=client.device)
+        counts = torch.zeros(2, self.bins, dtype=torch.long)
+        least = torch.full((self.bins,), math.inf, dtype=torch.float64)
         for logits, batch in client.predictions(split, params):
             u = uncertainty(objective.alpha(logits.double()))
             predicted = objective.predict(logits)
@@ -130,7 +130,7 @@ class FedUAA(Method):
                 chosen = find_near((predicted > 0) | (batch.label > 0), self.margin)
                 u, wrong = u[chosen], wrong[chosen]
             more, lower = histograms(u, wrong, self.bins)
-            counts, least = counts + more, torch.minimum(least, lower)
+            counts, least = counts.to(u.device) + more, torch.minimum(least.to(u.device), lower)
         found = youden(counts, least)
         return NO_THRESHOLD if found is None else found[0]
 

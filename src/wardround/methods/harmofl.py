@@ -37,6 +37,7 @@ from wardround.methods.fedsam import ascent
 from wardround.methods.frequency import amplitude_window, check_amplitudes, is_blank, restyle
 from wardround.models.base import Output, Segmenter
 from wardround.params import Params
+from wardround.precision import widen
 from wardround.training.learner import Step
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class HarmoFL(Method):
         """The mean amplitude of the training images, as large as training sees them, without augmentation."""
         split, draw = client.data.train, client.generator("patches")
         sums = [
-            amplitude_window(split.batch(indices, draw).image, self.window).double().sum(dim=0)
+            widen(amplitude_window(split.batch(indices, draw).image, self.window)).sum(dim=0)
             for indices in torch.split(torch.arange(len(split)), IMAGES_AT_ONCE)
         ]
         amplitude = torch.stack(sums).sum(dim=0) / len(split)

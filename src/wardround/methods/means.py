@@ -23,6 +23,7 @@ from wardround.data.cases import Batch, TensorSplit
 from wardround.errors import ClientError, DataError
 from wardround.losses.segmentation import targets
 from wardround.params import Params
+from wardround.precision import widest
 from wardround.text import format_size
 
 LEAST_GROUP = 5  # below it, a mean looks like the cases it is made of
@@ -58,9 +59,9 @@ def group_means(split: TensorSplit, groups: Sequence[Tensor], num_outputs: int) 
     if min(len(group) for group in groups) < LEAST_GROUP:
         raise ValueError(f"a mean of fewer than {LEAST_GROUP} cases must not leave a client")
     batches = [split.batch(group) for group in groups]
-    image = torch.stack([batch.image.mean(dim=0, dtype=torch.float64) for batch in batches])
+    image = torch.stack([batch.image.mean(dim=0, dtype=widest(batch.image.device)) for batch in batches])
     label = torch.stack(
-        [targets(batch.label, num_outputs).mean(dim=0, dtype=torch.float64) for batch in batches]
+        [targets(batch.label, num_outputs).mean(dim=0, dtype=widest(batch.label.device)) for batch in batches]
     )
     largest = float(image.abs().max())
     if largest > MOST_FLOAT16:

@@ -46,6 +46,7 @@ from wardround.messages import Message, Reply, ServerState
 from wardround.methods.base import Method
 from wardround.models.variational import variational_pairs
 from wardround.params import Params
+from wardround.precision import widest
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class CFSL(Objective):
         """The alpha of this batch; no gradient. The literal one is client state, never reset (S7)."""
         if self.alpha_mode == "literal":
             if "alpha" not in memory:
-                memory["alpha"] = torch.full((), self.alpha0, dtype=torch.float64, device=h_c.device)
+                memory["alpha"] = torch.full((), self.alpha0, dtype=widest(h_c.device), device=h_c.device)
             state: Tensor = memory["alpha"]  # changed in place, so that a captured step finds it again
             alpha = state.clone()
             state.mul_(ALPHA_RATIO)  # Eqs. 10-12, for the next batch
@@ -431,7 +432,4 @@ def check_concentration(weights: dict[str, float]) -> list[str]:
     client, most = max(weights.items(), key=lambda entry: entry[1])
     if len(weights) < 2 or most <= CONCENTRATED:
         return []
-    return [
-        f"client '{client}' has {most:.1%} of the aggregation weight. "
-        "method.max_weight limits it; docs/methods/safcf.md says how this comes about."
-    ]
+    return [f"client '{client}' has {most:.1%} of the aggregation weight. method.max_weight limits it."]

@@ -102,7 +102,8 @@ QUICK: dict[type[nn.Module], type[QuickNorm]] = {nn.InstanceNorm2d: _Quick2d, nn
 
 @cache
 def has_kernels() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    """Whether our kernels run here: they are made for GPUs of NVIDIA (not ROCm, nor Windows)."""
+    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
 
 
 @cache

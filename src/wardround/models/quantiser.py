@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wardround.precision import widen
+
 
 class VectorQuantiser(nn.Module):
     """The nearest code of each vector, (..., width) -> (..., width).
@@ -63,8 +65,8 @@ class VectorQuantiser(nn.Module):
         fresh codes lie so close together that rounding would choose among them.
         """
         with torch.no_grad():
-            codes = self.codebook.double()
-            distances = codes.square().sum(dim=1) - 2 * vectors.double() @ codes.T
+            codes = widen(self.codebook)
+            distances = codes.square().sum(dim=1) - 2 * widen(vectors) @ codes.T
             return distances.argmin(dim=1)
 
     def start_fit(self) -> None:

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from wardround import builtin_configs
 from wardround.config import Config
 from wardround.config_file import parse
 from wardround.data.federation_file import SliceSettings
@@ -48,8 +49,6 @@ PAPERS = {
     "aaw": "Adaptive Aggregation Weights for Federated Segmentation of Pancreas MRI",
 }
 
-PACKAGED = Path(__file__).parents[1] / "presets" / "papers"  # in an installed wheel
-CHECKOUT = Path(__file__).parents[3] / "configs" / "papers"  # in the repository
 Figure = Literal["scores", "curves", "losses", "weights", "cost", "cases", "uncertainty", "features"]
 OF_ONE_NETWORK = ("arguments", "features", "divisor", "weights")  # in `model`
 
@@ -375,8 +374,8 @@ def list_missing_data(preset: PaperPreset, cell: PresetRun) -> list[str]:
 
 
 def find_folder() -> Path:
-    """Where the preset files are: in the installed package, else in the repository."""
-    return PACKAGED if PACKAGED.is_dir() else CHECKOUT
+    """Where the preset files are."""
+    return builtin_configs.find_folder() / "papers"
 
 
 def list_names() -> list[str]:

@@ -324,7 +324,7 @@ def estimate_memory(
     hands = deal(federation.sizes(list(cases)), placement.workers)
     found = []
     for device in dict.fromkeys(placement.devices):
-        on_gpu = device != "cpu"
+        on_gpu = torch.device(device).type == "cuda"
         free = torch.cuda.mem_get_info(torch.device(device))[0] if on_gpu else free_memory()
         here = [hand for hand, where in zip(hands, placement.devices, strict=False) if where == device]
         held = [one * sum(cases[name] for name in hand) for hand in here]

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wardround.errors import WardroundError
-from wardround.files import parse_json, sync_folder, wait_for_lock
+from wardround.files import parse_json, wait_for_lock
+from wardround.machine import open_file, read_into, sync_folder, write_at
 from wardround.privacy.accountant import Release, calibrate_noise, count_epsilon
 from wardround.privacy.settings import Policy, PrivacySettings
 
@@ -99,7 +100,7 @@ class PrivacyBudget:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        file = open_file(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not wait_for_lock(file, LOCK_SECONDS):
                 raise PrivacyRefusal(
@@ -112,10 +113,12 @@ class PrivacyBudget:
     def _append(self, file: int, content: bytes) -> None:
         """The line, on the disk; what a crash left of another goes first."""
         size = os.fstat(file).st_size
-        end = os.pread(file, size, 0).rfind(b"\n") + 1
+        before = bytearray(size)
+        read_into(file, memoryview(before), 0)
+        end = before.rfind(b"\n") + 1
         try:
             os.ftruncate(file, end)
-            os.pwrite(file, content, end)
+            write_at(file, content, end)
             os.fsync(file)
             if size == 0:
                 sync_folder(self.path.parent)

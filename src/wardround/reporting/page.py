@@ -177,6 +177,31 @@ def draw_page(groups: Sequence[RunGroup], *, title: str | None = None, live: str
     )
 
 
+def draw_document(
+    kind: str, title: str, titles: Mapping[str, str], parts: Mapping[str, Html], facts: Mapping[str, Any]
+) -> str:
+    """A whole page of named sections, for what is not a report; sections without content are left out."""
+    mark = tag(
+        "p", tag("span", "wardround", class_="mark"), tag("span", kind, class_="crumb"), class_="brand"
+    )
+    items = [tag("li", tag("a", titles[key], href=f"#{key}")) for key, part in parts.items() if part]
+    menu = tag("details", tag("summary", "Contents"), tag("ul", items), open=True)
+    style, script = read_asset("report.css"), read_asset("report.js")
+    return Template(read_asset("page.html")).substitute(
+        policy=escape(build_policy(style, script, live=False)),
+        version=escape(__version__),
+        title=escape(f"{kind}: {title} · wardround"),
+        style=style,
+        live=attribute("data_live", None),
+        header=tag("header", mark, tag("h1", tag("bdi", title)), class_="top"),
+        nav=tag("nav", menu, aria_label="Contents"),
+        main="\n".join(part for part in parts.values() if part),
+        footer=draw_footer(may_show_scans=False),
+        data=data_block("facts", {"wardround": __version__, **facts}),
+        script=script,
+    )
+
+
 def collect_groups(sources: Sequence[ReportSource]) -> list[RunGroup]:
     """The single runs together first, then each comparison."""
     runs = [read_run(source.folder) for source in sources if source.kind == "run"]
@@ -275,10 +300,11 @@ def draw_picker(runs: Sequence[Run]) -> Html | None:
     return tag("fieldset", tag("legend", "In detail"), choices, class_="picker")
 
 
-def draw_footer() -> Html:
+def draw_footer(*, may_show_scans: bool = True) -> Html:
+    scans = "It may show scans: treat it as you treat them. " if may_show_scans else ""
     text = (
         f"Written by wardround {__version__}. This page makes no network requests and can be kept like "
-        "any file. It may show scans: treat it as you treat them. For research; not a medical device."
+        f"any file. {scans}For research; not a medical device."
     )
     return tag("footer", tag("p", text))
 

@@ -99,11 +99,13 @@ def choose_device(settings: ComputeSettings) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"compute.device is '{name}'; use auto, cpu, cuda or cuda:0.") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"compute.device is '{name}'; use auto, cpu, cuda, cuda:0 or mps.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("compute.device is 'cuda', but torch finds no GPU here. Use auto or cpu.")
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"compute.device is '{name}'; use auto, cpu, cuda or cuda:0.")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("compute.device is 'mps', but torch finds no GPU of Apple's here. Use auto or cpu.")
     return device
 
 
@@ -113,7 +115,7 @@ def start_device(settings: ComputeSettings) -> None:
     What goes wrong is left to whoever uses the GPU first. With several GPUs, clients may be in other
     processes; what is deterministic must be asked for before the libraries start.
     """
-    if choose_device(settings).type == "cpu" or torch.cuda.device_count() > 1 or settings.deterministic:
+    if choose_device(settings).type != "cuda" or torch.cuda.device_count() > 1 or settings.deterministic:
         return
 
     def start() -> None:
@@ -131,7 +133,7 @@ def autocast_dtype(settings: ComputeSettings, device: torch.device) -> torch.dty
     """The type convolutions run in on this device: bfloat16 where it pays, None for float32."""
     on_gpu = device.type == "cuda"
     wanted = settings.precision == "bfloat16" or (settings.precision == "auto" and on_gpu)
-    return torch.bfloat16 if wanted else None
+    return torch.bfloat16 if wanted and device.type != "mps" else None
 
 
 def choose(
@@ -144,6 +146,8 @@ def choose(
     """What the settings come to; model, shape of a case, batch_size and steps let `auto` weigh."""
     device = choose_device(settings)
     on_gpu = device.type == "cuda"
+    if device.type == "mps":
+        return choose_plain(settings, device)
     layout, how, why = settings.memory_format, settings.compile, ""
     graphs, inductor = how in ("graphs", "full"), how in ("inductor", "full")
     network = None
@@ -151,9 +155,10 @@ def choose(
         network = name_network(model, shape, batch_size, settings, torch.cuda.get_device_name(device))
     if how == "auto":
         loading = None if network is None else kernel_cache.loading_seconds(network)
-        graphs, inductor, why = weigh_compile(on_gpu, model, shape, batch_size, steps, loading)
-    if graphs and not on_gpu:
-        graphs, why = False, "CUDA graphs need a GPU"
+        measured = on_gpu and torch.version.hip is None  # what is weighed was measured on NVIDIA's GPUs
+        graphs, inductor, why = weigh_compile(measured, model, shape, batch_size, steps, loading)
+    if graphs and (not on_gpu or torch.version.hip is not None):
+        graphs, why = False, "CUDA graphs need a GPU of NVIDIA's"
         log.info("compute.compile is '%s', but %s; steps run eagerly", how, why)
     return Compute(
         device=device,
@@ -170,6 +175,20 @@ def choose(
         network=network,
         kernels=str(kernel_cache.locate()) if on_gpu else None,
     )
+
+
+def choose_plain(settings: ComputeSettings, device: torch.device) -> Compute:
+    """Apple's GPUs: float32 in PyTorch's own layout, step by step; what was asked for beyond it is said."""
+    asked = {
+        "precision": (settings.precision, ("auto", "float32")),
+        "memory_format": (settings.memory_format, ("auto", "contiguous")),
+        "compile": (settings.compile, ("auto", "off")),
+    }
+    for name, (value, possible) in asked.items():
+        if value not in possible:
+            log.warning("compute.%s is '%s', which mps does not have; %s is used", name, value, possible[1])
+    why = "mps has no float64, bfloat16 training, channels-last volumes or CUDA graphs here"
+    return Compute(device, micro_batch=settings.micro_batch, checkpointing=settings.checkpointing, why=why)
 
 
 def name_network(

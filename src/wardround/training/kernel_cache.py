@@ -3,9 +3,10 @@
     triton/       our own kernels (`models/instance_norm_kernels.py`) and inductor's
     inductor/     compiled networks; wardround/ in it has the seconds each took to compile, and to load
 
-<cache> is WARDROUND_CACHE, or wardround/ in XDG_CACHE_HOME or ~/.cache. Triton and inductor know themselves
-for which version and GPU a kernel was made. `wardround cache` shows the folder and clears it. Code is loaded
-from it, so nobody else may write there; it is no setting of a run, because a run may come from another party.
+<cache> is WARDROUND_CACHE, or wardround/ in the user's cache folder (XDG_CACHE_HOME or ~/.cache; Windows:
+LOCALAPPDATA). Triton and inductor know themselves for which version and GPU a kernel was made.
+`wardround cache` shows the folder and clears it. Code is loaded from it, so nobody else may write there; it
+is no setting of a run, because a run may come from another party.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 from wardround.files import write_json
+from wardround.machine import belongs_to_somebody_else, find_cache, others_may
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,7 @@ def locate() -> Path:
     own = os.environ.get("WARDROUND_CACHE")
     if own:
         return Path(own).expanduser().absolute() / "kernels"
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "wardround" / "kernels"
+    return find_cache() / "wardround" / "kernels"
 
 
 def use() -> Path:
@@ -60,9 +61,9 @@ def claim(folder: Path) -> str | None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode):
             return "is a link"
-        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        if belongs_to_somebody_else(found):
             return "belongs to somebody else"
-        if stat.S_IMODE(found.st_mode) & 0o022:
+        if others_may(folder, 0o022):
             return "can be written by others"
     except OSError as error:
         return f"cannot be used ({error.strerror})"

@@ -26,6 +26,7 @@ from wardround.machine import free_memory, runs_at_once
 from wardround.models.base import Segmenter
 from wardround.models.norm import from_moments, reestimate, running_stats, to_moments
 from wardround.params import Params
+from wardround.precision import widen
 from wardround.seeding import generator, seed_everything
 from wardround.training import optimizers
 from wardround.training.batches import draw_full_batches, shuffle_indices
@@ -227,7 +228,7 @@ class Workbench(Learner):
                     ) from None
             else:
                 done += len(part)
-                yield logits, part
+                yield self._hand_out(logits, part)
                 continue
             self._evaluated_at_once = -(-piece // 2)
             self._free_graphs()
@@ -235,6 +236,12 @@ class Workbench(Learner):
                 "evaluation: out of memory on %s; from here on %d cases at a time",
                 self.device, self._evaluated_at_once,
             )  # fmt: skip
+
+    def _hand_out(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Batch]:
+        """Where scores are formed: on the device, unless it has no float64."""
+        if self.device.type != "mps":
+            return logits, batch
+        return logits.cpu(), Batch(batch.image.cpu(), batch.label.cpu())
 
     def reestimate_statistics(self, split: Split, params: Params, batch_size: int) -> Params:
         """Running statistics of a model on a split, from one pass without gradients."""
@@ -266,7 +273,7 @@ class Workbench(Learner):
             reference.forget()
         clone_tensors(context.memory)
         params, num_steps = self.export(), loop.num_steps  # before the wait for the last step's loss
-        losses = {} if not loop.values else {"total": float(loop.finite_losses().double().mean())}
+        losses = {} if not loop.values else {"total": float(widen(loop.finite_losses()).mean())}
         losses |= {term: float(value) / num_steps for term, value in context.terms.items()}
         return Fitted(params, num_steps, len(split), settings.learning_rate * num_steps, losses)
 

@@ -40,6 +40,7 @@ from wardround.data.readers.image_files import read_image
 from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
 from wardround.files import file_name, wait_for_lock, write_json, write_text
+from wardround.machine import is_gone, replace_file
 from wardround.storage import tensor_parts
 
 FORMAT = 2  # raised when the same settings would give other bytes; 2: pictures follow their EXIF orientation
@@ -292,7 +293,7 @@ def save(target: Path, entry: Entry, made: PreparedCase, content: str) -> None:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(target)
+        replace_file(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -360,14 +361,3 @@ def remove_stale(home: Path) -> None:
         with contextlib.suppress(OSError):
             if (here and is_gone(int(pid))) or time.time() - partial.stat().st_mtime > STALE_SECONDS:
                 partial.unlink()
-
-
-def is_gone(pid: int) -> bool:
-    """Whether no process has this id."""
-    try:
-        os.kill(pid, 0)  # signal 0 only asks
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return False

@@ -27,7 +27,7 @@ from wardround.data import federation_file
 from wardround.data.checking.check import assign_splits
 from wardround.data.federation_file import FederationFile, PrepareSettings, SliceSettings, SplitSettings
 from wardround.data.listing import Entry, Labels, Listing, Watch
-from wardround.data.preparing.cache import hash_contents, hash_file, is_gone
+from wardround.data.preparing.cache import hash_contents, hash_file
 from wardround.data.preparing.geometry import find_reorientation, invert_reorientation, reorient
 from wardround.data.preparing.prepare import check_voxels, take_channels
 from wardround.data.readers.common import check_name
@@ -36,6 +36,7 @@ from wardround.data.readers.label_files import read_case_label
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_bytes, write_text, writing
+from wardround.machine import is_gone
 
 Array = NDArray[Any]
 Along = Literal["R", "A", "S"]

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import ipaddress
 import json
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from wardround.deploy.kits.kit import SIGNED, Kit, Role
 from wardround.deploy.kits.private_key import as_value_errors, encode_key, load_key, make_key
 from wardround.deploy.kits.project import Project
 from wardround.errors import ConfigError
-from wardround.files import write_bytes, write_json
+from wardround.files import write_json, write_parts
 from wardround.text import suggest
 
 MANIFEST_SCHEMA = "wardround-manifest-2"
@@ -265,11 +264,7 @@ def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
 
 def write_private(path: Path, content: bytes) -> None:
     """A file for its owner alone, never readable by others even for a moment."""
-    old = os.umask(0o077)
-    try:
-        write_bytes(path, content)
-    finally:
-        os.umask(old)
+    write_parts(path, [content], private=True)
 
 
 def write_manifest(kit: Kit, authority: Authority) -> None:

@@ -20,12 +20,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from wardround.errors import ConfigError
+from wardround.machine import others_may
 from wardround.text import clipped
 
 ORGANISER = "organiser"  # its kit's name
@@ -186,8 +186,8 @@ def check_private(kit: Kit) -> None:
     refused += [(part, 0o022, "can be changed by others on this machine") for part in parts]
     for path, bits, sentence in refused:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            mode = stat.S_IMODE(path.stat().st_mode)
-            if mode & bits:
+            if others_may(path, bits):
+                mode = others_may(path, 0o777)
                 raise ConfigError(
                     f"{path} {sentence} (mode {mode:03o}). Close it: chmod -R go-rwx {kit.folder}"
                 )

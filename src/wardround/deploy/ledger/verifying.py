@@ -24,6 +24,7 @@ from wardround.deploy.ledger.writing import (
     read_head,
 )
 from wardround.errors import ConfigError
+from wardround.machine import open_file
 
 
 def find(path: Path) -> Path:
@@ -132,7 +133,7 @@ def verify(path: Path) -> Verdict:
 def read_state(path: Path) -> tuple[int, LedgerHead | None]:
     """Length of the file and what its head says, at one moment between two lines."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = open_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return 0, read_head(path)
     try:

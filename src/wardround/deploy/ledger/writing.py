@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from wardround.engine.records import brief
 from wardround.errors import WardroundError
-from wardround.files import jsonable, parse_json, sync_folder, wait_for_lock, write_json
+from wardround.files import jsonable, parse_json, wait_for_lock, write_json
+from wardround.machine import open_file, read_into, sync_folder
 
 NAME = "egress.jsonl"
 ZEROS = "0" * 64
@@ -201,7 +202,7 @@ class Ledger:
     def _locked(self) -> Iterator[int]:
         """The open file, under its lock."""
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = open_file(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
             raise LedgerError(
                 f"{self.path} cannot be opened ({error.strerror}), so nothing leaves."
@@ -236,7 +237,7 @@ class Ledger:
         if not piece:
             return
         aside = self.path.with_name(f"{self.path.stem}.damaged")
-        with open(os.open(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:  # noqa: PTH123
+        with os.fdopen(open_file(aside, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as kept:
             kept.write(piece + b"\n")
             kept.flush()
             os.fsync(kept.fileno())
@@ -260,5 +261,7 @@ def read_tail(file: int, end: int) -> bytes:
     while start > 0 and b"\n" not in piece:
         step = min(CHUNK, start)
         start -= step
-        piece = os.pread(file, step, start) + piece
+        before = bytearray(step)
+        read_into(file, memoryview(before), start)
+        piece = bytes(before) + piece
     return piece[piece.rfind(b"\n") + 1 :]

@@ -7,7 +7,6 @@ organiser is told which. What is put together has the SHA-256 that the organiser
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import threading
@@ -28,6 +27,7 @@ from wardround.deploy.rpc.service import (
     write_chunks,
 )
 from wardround.files import compute_sha256
+from wardround.machine import link
 from wardround.text import format_bytes
 
 KEPT = 2  # models; a run alternates between few
@@ -144,8 +144,8 @@ class Requests:
     def _keep(self, path: Path, head: int, sha256: str) -> None:
         kept = path.with_name(f"{sha256}.kept")
         if sha256 not in self._kept:
-            with suppress(OSError):  # a file system without links
-                os.link(path, kept)  # the request's own name goes when it is answered
+            with suppress(OSError):
+                link(path, kept)  # the request's own name goes when it is answered
                 self._kept[sha256] = kept, head
         else:
             self._kept[sha256] = self._kept.pop(sha256)  # last, so that the first is the one used longest ago

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from string import Template
 
 from wardround.data.fingerprint.histogram import Histogram, find_quantile, round_all
 from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint
@@ -24,10 +23,9 @@ from wardround.reporting.charts import (
     number_labels,
     stretch,
 )
-from wardround.reporting.html import Html, attribute, data_block, escape, join, plain, section, tag
-from wardround.reporting.page import build_policy, draw_footer, read_asset
+from wardround.reporting.html import Html, join, plain, section, tag
+from wardround.reporting.page import draw_document
 from wardround.reporting.tabular import plain_table, table_html
-from wardround.version import __version__
 from wardround.yaml_file import dumped
 
 SECTIONS = {
@@ -59,25 +57,7 @@ def draw_survey(survey: Survey) -> str:
         "intensities": intensity_section(known, survey.common.channel_names),
     }
     title = f"{len(survey.hospitals)} hospitals, {survey.time[:10]}"
-    mark = tag(
-        "p", tag("span", "wardround", class_="mark"), tag("span", "Survey", class_="crumb"), class_="brand"
-    )
-    items = [tag("li", tag("a", SECTIONS[key], href=f"#{key}")) for key, part in parts.items() if part]
-    menu = tag("details", tag("summary", "Contents"), tag("ul", items), open=True)
-    style, script = read_asset("report.css"), read_asset("report.js")
-    return Template(read_asset("page.html")).substitute(
-        policy=escape(build_policy(style, script, live=False)),
-        version=escape(__version__),
-        title=escape(f"Survey: {title} · wardround"),
-        style=style,
-        live=attribute("data_live", None),
-        header=tag("header", mark, tag("h1", title), class_="top"),
-        nav=tag("nav", menu, aria_label="Contents"),
-        main="\n".join(part for part in parts.values() if part),
-        footer=draw_footer(),
-        data=data_block("facts", {"wardround": __version__, **survey.as_dict()}),
-        script=script,
-    )
+    return draw_document("Survey", title, SECTIONS, parts, survey.as_dict())
 
 
 def list_section(key: str, deviations: Sequence[Deviation], *, blocks: bool) -> Html:

@@ -96,20 +96,23 @@ def place(config: Config, federation: Federation, names: Sequence[str]) -> Place
     """What `compute.workers`, `device` and `threads` come to on this machine, for this run."""
     settings = config.compute
     device, gpus = settings.device, torch.cuda.device_count()
-    on_gpu = choose_device(settings).type == "cuda"
+    chosen = choose_device(settings).type
+    on_gpu = chosen == "cuda"
     if config.data.in_memory or config.objects:
         workers, why = 1, "what is handed over in Python stays in this process"
         if settings.workers not in ("auto", 1):
             log.warning("compute.workers is %s, but %s: 1 is used.", settings.workers, why)
     elif settings.workers != "auto":
         workers, why = min(settings.workers, len(names)), "as asked"
+    elif chosen == "mps":
+        workers, why = 1, "one process fills the GPU"
     elif on_gpu:
         workers, why = count_workers_on_gpus(device, gpus, len(present_sizes(config, federation, names)))
     else:
         work = estimate_work(config, federation, names)
         workers, why = count_workers_on_cores(work, cores(), settings.threads, total_memory())
     log.info("%d worker%s: %s", workers, "" if workers == 1 else "s", why)
-    devices = choose_devices(device if on_gpu else "cpu", workers, gpus)
+    devices = choose_devices(device if on_gpu else chosen, workers, gpus)
     room = choose_room(settings) if workers == 1 else 0
     return Placement(devices, threads_for(settings, workers), why, room)
 
@@ -136,7 +139,7 @@ def choose_devices(device: str, workers: int, gpus: int) -> tuple[str, ...]:
     >>> choose_devices("cuda:1", 2, 2), choose_devices("cpu", 2, 2), choose_devices("cuda", 1, 4)
     (('cuda:1', 'cuda:1'), ('cpu', 'cpu'), ('cuda',))
     """
-    if device == "cpu" or ":" in device:
+    if device in ("cpu", "mps") or ":" in device:
         return (device,) * workers
     if workers == 1:
         return ("cuda",)
