@@ -5,6 +5,7 @@
 # make gpu    what only a GPU can show
 # make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none
+# make docs   the documentation site, into build/site; any warning is an error
 # All set up .venv on first use and start at once afterwards.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage slow gpu hospitals browser check format bench clean
+.PHONY: help install demo test coverage slow gpu hospitals browser docs check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -68,6 +69,10 @@ browser: $(VENV)/.installed-test
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]' \
 	  || echo "Playwright cannot be installed here: the browser tests will be skipped."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
+
+docs: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/python docs/make_site.py && echo "Open build/site/index.html"
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/engine_overhead.py

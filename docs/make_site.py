@@ -48,7 +48,8 @@ class Section:
 
     @property
     def lead(self) -> str:
-        return self.text.partition("\n\n")[0]
+        """Its first sentence."""
+        return re.split(r"[.:]\s", self.text, maxsplit=1)[0] + "."
 
     @property
     def pages(self) -> list[Path]:
@@ -169,7 +170,7 @@ def front_page(site: Site) -> str:
     text = site.turn_links(
         (DOCS / "site/front.md").read_text(encoding="utf-8"), DOCS / "site/front.md", "index.md"
     )
-    doors = "\n".join(f"- [{s.title}](/{s.page}): {s.lead}" for s in sections()[1:])
+    doors = "\n".join(f"- [{s.title}](/{s.page})\n  {s.lead}" for s in sections()[1:])
     return text.replace("<!-- doors -->", f"{{.doors}}\n{doors}") + toctree([s.page for s in sections()])
 
 

@@ -12,12 +12,13 @@ from latex2mathml.converter import convert
 from wardround.version import __version__
 
 project = "wardround"
-project_copyright = f"wardround {__version__}, Apache-2.0. For research; not a medical device."
+project_copyright = f"wardround {__version__}, Apache-2.0. For research; not a medical device"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
+highlight_language = "text"
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
