@@ -1,4 +1,6 @@
-"""Make the pictures of docs/gallery.md: python docs/make_gallery.py RUN COMPARISON, both made as that page says.
+"""Make the pictures of docs/gallery.md from a run and a comparison, which are made as that page says.
+
+    python docs/make_gallery.py RUN COMPARISON
 
 Synthetic hospitals, so that nobody's scan is shown. Needs what `make browser` installs.
 """

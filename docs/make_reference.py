@@ -1,4 +1,4 @@
-"""Writes docs/reference/configuration.md, federation.md and commands.md, and the tables of docs/methods/README.md.
+"""Writes configuration.md, federation.md and commands.md of docs/reference, and the tables of docs/methods.
 
 They come from the classes and the command line themselves.
 

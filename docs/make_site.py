@@ -1,7 +1,7 @@
 """Build the documentation site into build/site: `make docs`, or python docs/make_site.py [FOLDER].
 
-The pages are those that docs/README.md lists, as they stand; its headings are the site's sections. A page that
-it does not list, a dead link and any other warning of Sphinx is an error. Made here from the code: a page for
+The pages are those that docs/README.md lists, as they stand; its headings are the site's sections. A dead link
+and any other warning of Sphinx is an error. Made here from the code: a page for
 each method, the reference of the Python names, and a page for each source file that a page links to.
 """
 
@@ -28,7 +28,7 @@ from wardround.reporting.catalogue import method_card
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(!?\[[^\]\n]*\])\(([^)\s]+)\)")
-CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".ipynb": "json", ".toml": "toml"}
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 EQUATIONS = yaml.safe_load((DOCS / "methods/equations.yaml").read_text(encoding="utf-8"))
@@ -88,17 +88,13 @@ class Site:
             there = self.locate((path.parent / name).resolve(), label)
             if there == "index.md" and heading:  # its sections are pages
                 there, heading = f"{heading}/index.md", ""
-            link = os.path.relpath(there, os.path.dirname(place) or ".")
+            link = os.path.relpath(there, Path(place).parent)
             return f"{label}({link}{'#' + heading if heading else ''})"
 
         text = NOT_RUN.sub(r"{.not-run}\nNot run by our tests: \1.", text)
-        parts = CODE.split(text)  # every second one is code
-        # a label may hold code, so links are sought around whole spans
-        whole = "".join(
-            part if i % 2 == 0 or part.startswith("`") and "\n" not in part else f"\0{i}\0"
-            for i, part in enumerate(parts)
-        )
-        return re.sub("\0(\\d+)\0", lambda m: parts[int(m[1])], LINK.sub(turned, whole))
+        parts = CODE.split(text)  # every second one is a fence, in which nothing is a link
+        parts[::2] = [LINK.sub(turned, part) for part in parts[::2]]
+        return "".join(parts)
 
     def locate(self, path: Path, label: str) -> str:
         """Where a file of the repository is on the site; pictures are copied, source files get a page."""

@@ -42,7 +42,7 @@ __main__
 MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_METHODS = 450, 60, 20
 PROMISES = {  # tests of the whole product, or of what all members of a room keep
     "test_architecture", "test_decoders", "test_docs", "test_tutorial", "test_public_api", "browser/test_report_in_browser",
-    "methods/test_all_methods", "models/test_all_networks", "cli/test_imports",
+    "test_code_blocks", "browser/test_site_in_browser", "methods/test_all_methods", "models/test_all_networks", "cli/test_imports",
 }  # fmt: skip
 
 

@@ -179,7 +179,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "examples", folder / "examples")
     quick = "--set rounds=2 --set evaluate.overlays=0"
     for line in (
-        "data phantom scans --hospitals 2 --set data.phantom.cases=10 --set data.phantom.size=32",
+        "data phantom scans --set data.phantom.cases=10 --set data.phantom.size=32",
         "data init scans/north scans/south -o federation.yaml",
         f"train configs/quickstart.yaml {quick}",
         f"train configs/quickstart.yaml {quick} --set name=mine --set data.federation=federation.yaml",
