@@ -1,8 +1,8 @@
 """Build the documentation site into build/site: `make docs`, or python docs/make_site.py [FOLDER].
 
-The pages are those that docs/README.md lists, as they stand; its headings are the site's sections. A dead link
-and any other warning of Sphinx is an error. Made here from the code: a page for
-each method, the reference of the Python names, and a page for each source file that a page links to.
+The pages are those that docs/README.md lists, as they stand; its headings are the site's sections. A dead
+link and any other warning of Sphinx is an error. Made here from the code: a page for each method, the
+reference of the Python names, and a page for each source file that a page links to.
 """
 
 from __future__ import annotations

@@ -209,10 +209,10 @@ def test_every_page_is_in_the_contents() -> None:
 def test_fragments_of_code_about_a_new_method_stand_in_a_method() -> None:
     text = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
     code = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("src/wardround/methods/*.py"))
+    fences = re.findall(r"^```(\w*)\n(.*?)^```\n", text, re.DOTALL | re.MULTILINE)
 
-    assert [
-        part for part in re.findall(r"^```\n(.*?)```", text, re.DOTALL | re.MULTILINE) if part not in code
-    ] == []
+    lines = [line for kind, part in fences if not kind for line in part.splitlines()]
+    assert lines and [line for line in lines if line not in code] == []
 
 
 def test_the_reference_of_federation_files_is_current_and_every_setting_has_a_meaning(
