@@ -18,20 +18,21 @@ from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
-from wardround.data.annotation import Annotation, measurable
-from wardround.data.cases import ClientData, TensorSplit
+from wardround.data.annotation import measurable
+from wardround.data.cases import TensorSplit
 from wardround.data.federation import Federation
 from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
 from wardround.data.roles import POOLED, PROXY
 from wardround.engine.cached_memory import CachedMemory, MemoryBudget
+from wardround.engine.client_checks import check_client
 from wardround.engine.judging.calibration import calibrate
 from wardround.engine.judging.evaluation import score_cases
 from wardround.engine.judging.pictures import PICTURES, take_pictures
 from wardround.engine.judging.postprocessing import read_steps
 from wardround.engine.memory_store import IN_FLIGHT, MemoryStore
 from wardround.engine.networks import choose_compute, network_for
-from wardround.errors import ClientError, ConfigError, WardroundError
+from wardround.errors import ClientError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.methods import build_method, build_objective
@@ -69,40 +70,6 @@ def regions_of(client: Client, federation: Federation) -> Mapping[str, Sequence[
     return measurable(federation.regions, client.data.annotation)
 
 
-def check_annotation(name: str, annotation: Annotation | None, host: Host) -> None:
-    """Refuse a client that does not annotate every class where method or objective need that."""
-    if annotation is None:
-        return
-    reason = host.method.needs_every_class
-    if reason or name == PROXY:
-        reason = reason or "the server's own cases stand for all classes"
-        raise ConfigError(
-            f"client '{name}' has labels that do not say everything (annotates or ignore in federation.yaml)"
-            f", which method '{host.config.method.get('name', 'fedavg')}' cannot use: {reason}. Choose "
-            "another method, such as fedavg, or leave the client out."
-        )
-    host.objective.check_annotation(annotation)
-
-
-def check_unlabelled(name: str, data: ClientData, host: Host) -> None:
-    """Refuse training cases without a label where method or objective cannot use them."""
-    if not data.num_unlabelled or host.method.labels_itself(name):
-        return
-    method, objective = host.config.method.get("name", "fedavg"), host.objective
-    found = f"client '{name}' has {data.num_unlabelled} training cases without a label"
-    reason = host.method.needs_labels or ("the server's own cases are to be right" if name == PROXY else "")
-    if reason:
-        raise ConfigError(
-            f"{found}, which method '{method}' cannot use: {reason}. Choose another, such as fedavg, or take "
-            "the client out of unlabelled in federation.yaml."
-        )
-    if not objective.uses_unlabelled:
-        raise ConfigError(
-            f"{found}, which objective '{objective.title}' cannot use. Set objective.name to mean_teacher or "
-            "pseudo_labels, or take the client out of unlabelled in federation.yaml."
-        )
-
-
 def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answer) -> Answer:
     """The answer as it may leave, and what was done to it."""
     facts = {key: getattr(answer, key) for key in ("message", "num_examples", "num_steps", "seconds", "loss")}
@@ -135,17 +102,6 @@ def make_guard(host: Host, client: Client) -> Guard:
         batch=host.config.batch_size,
         trainable=[name for name in Params.trainable(host.bench.model) if name in host.shared],
     )
-
-
-def check_channels(name: str, data: ClientData, host: Host) -> None:
-    """Refuse clients whose scans lack channels, or lose some in training, where the method needs all."""
-    reason = host.method.needs_every_channel
-    if reason and (data.lacking or host.config.augmentation.drop_channels):
-        raise ConfigError(
-            f"client '{name}': scans lack channels (channels_of in federation.yaml, or "
-            f"augmentation.drop_channels), which method '{host.config.method.get('name')}' cannot use: "
-            f"{reason}. Choose another method, such as fedavg, or leave out what lacks channels."
-        )
 
 
 class Host:
@@ -233,9 +189,7 @@ class Host:
         if name not in self._clients:
             data = self.federation.load(name)
             device = self.bench.device
-            check_annotation(name, data.annotation, self)
-            check_unlabelled(name, data, self)
-            check_channels(name, data, self)
+            check_client(name, data, self.config, self.method, self.objective)
             splits = {split: getattr(data, split).to(device) for split in SPLITS}
             if self.policy.withholds_scores and name != PROXY:  # as if it had no cases to be judged on
                 splits |= {"val": TensorSplit.of([]), "test": TensorSplit.of([])}
