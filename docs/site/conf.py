@@ -28,6 +28,7 @@ html_title = f"wardround {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
+html_show_search_summary = False  # it would fetch pages, which a file may not
 html_math_renderer = "mathml"
 html_sidebars = {"index": []}
 html_theme_options: dict[str, Any] = {
