@@ -11,6 +11,8 @@ system takes them back when it needs room.
 
     python benchmarks/hospitals.py            # 1.9 M parameters, 4 hospitals; the goal is 4 s a round
     python benchmarks/hospitals.py --big      # 100 M parameters (400 MB), 2 hospitals; 20 s and 4 models
+    python benchmarks/hospitals.py --secure   # a round with secure summation against one without, in turns
+    python benchmarks/hospitals.py --secure --filters 50   # the same with 19 M parameters
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ MODELS_IN_MEMORY = 4.0
 WATCH_SECONDS = 0.02
 
 
-def settings(folder: Path, big: bool, rounds: int, method: str, every: int) -> dict[str, Any]:
+def settings(options: argparse.Namespace, folder: Path, rounds: int, secure: bool) -> dict[str, Any]:
+    big = options.big
     return {
         "name": "hospitals",
         "output": str(folder),
@@ -43,10 +46,11 @@ def settings(folder: Path, big: bool, rounds: int, method: str, every: int) -> d
         "batch_size": 8,
         "min_clients": 2 if big else 4,
         "data": {"phantom": {"hospitals": 2 if big else 4, "size": 32, "cases": 14}},
-        "model": {"name": "unet2d", "base_filters": 115 if big else 16, "levels": 5},
-        "method": {"name": method},
+        "model": {"name": "unet2d", "base_filters": options.filters or (115 if big else 16), "levels": 5},
+        "method": {"name": options.method},
+        "privacy": {"secure_sum": secure},
         "augmentation": {"flip": 0, "intensity": 0},
-        "evaluate": {"every": every, "metrics": ["dice"], "overlays": 0, "calibrate": False},
+        "evaluate": {"every": options.every, "metrics": ["dice"], "overlays": 0, "calibrate": False},
         "compute": {"device": "cpu", "threads": 1},
         "deadline": 300,
     }
@@ -158,8 +162,8 @@ def resident(pid: int) -> dict[str, int]:
 # One run
 
 
-def measured(folder: Path, big: bool, rounds: int, method: str, every: int) -> dict[str, Any]:
-    values = settings(folder, big, rounds, method, every)
+def measured(options: argparse.Namespace, folder: Path, rounds: int, secure: bool = False) -> dict[str, Any]:
+    values = settings(options, folder, rounds, secure)
     config = folder.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(values))
     started = time.time()
@@ -223,14 +227,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default: 12, and 7 with --big")
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--every", type=int, default=1, help="rounds between validations")
+    parser.add_argument("--filters", type=int, help="of the first level; default: 16, and 115 with --big")
+    parser.add_argument("--secure", action="store_true", help="secure summation against none")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rounds = options.rounds or (7 if options.big else 12)
     if rounds < 4:
         parser.error("at least 4 rounds: the first two and the last do not count")
+    if options.secure:
+        sys.exit(compare_secure(options, rounds))
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
-        facts = measured(Path(name) / "run", options.big, rounds, options.method, options.every)
+        facts = measured(options, Path(name) / "run", rounds)
     facts |= {"load_before": round(before, 1), "method": options.method, "goal_seconds": GOALS[options.big]}
     good = facts["overhead_seconds"] <= facts["goal_seconds"]
     good = good and (not options.big or facts["server_models"] <= MODELS_IN_MEMORY)
@@ -239,6 +247,35 @@ def main() -> None:
     else:
         show(facts, options.big)
     sys.exit(0 if good else 1)
+
+
+def compare_secure(options: argparse.Namespace, rounds: int) -> int:
+    """Print what secure summation makes of a round: two runs of each kind, in turns."""
+    found: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
+    with tempfile.TemporaryDirectory() as name:
+        for number, secure in enumerate((False, True, True, False)):
+            found[secure].append(measured(options, Path(name) / f"run-{number}", rounds, secure))
+    seconds = {kind: statistics.fmean(run["round_seconds"] for run in runs) for kind, runs in found.items()}
+    ratio = seconds[True] / seconds[False]
+    facts = {
+        "ratio": ratio,
+        "plain_seconds": seconds[False],
+        "secure_seconds": seconds[True],
+        "model_bytes": found[False][0]["model_bytes"],
+        "hospitals": found[False][0]["hospitals"],
+        "load": [run["load"] for runs in found.values() for run in runs],
+    }
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        print(
+            f"model of {facts['model_bytes'] / 1e6:.0f} MB, {facts['hospitals']} hospitals, {rounds} rounds"
+        )
+        print(
+            f"round        {seconds[False]:.2f} s, with secure sums {seconds[True]:.2f} s: {ratio:.2f} times"
+        )
+        print(f"load         {facts['load']}")
+    return 0
 
 
 def show(facts: dict[str, Any], big: bool) -> None:

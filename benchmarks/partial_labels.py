@@ -8,11 +8,13 @@ DATA holds `fundus_odoc` with its index.csv. The same scans are trained on
     full        with every structure annotated everywhere
     marginal    each hospital with its own structure; the others count as unknown (`annotates`)
     exclusion   the same with `exclusion: 1`
+    condist     the same with `objective: condist`: the received model teaches the other structures
     background  the same labels, but what is not outlined is trained as background, as without `annotates`
     alone       each structure by the one hospital that annotates it, without the others
 
-and the model of the last round is scored on the test cases of all hospitals, with labels in full. A number is
-the mean over structures of the mean over hospitals of the mean Dice of their cases.
+and the model of the last round is scored on the test cases of all hospitals, with labels in full (with
+`--split val` on validation cases, to choose settings by). A number is the mean over structures of the mean
+over hospitals of the mean Dice of their cases.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from wardround.messages import Message
 from wardround.params import Params
 from wardround.tables import Table
 
-ARMS = ("full", "marginal", "exclusion", "background", "alone")
+ARMS = ("full", "marginal", "exclusion", "condist", "background", "alone")
 Annotates = Mapping[str, Sequence[str]]
 Scores = dict[str, float]
 
@@ -48,6 +50,7 @@ def phantom(options: argparse.Namespace, out: Path, annotates: Annotates) -> dic
         "hospitals": 4,
         "size": options.size or 48,
         "cases": options.cases,
+        "split": options.shares,
         "organs": list(options.structures),
         "heterogeneity": options.heterogeneity,
         "seed": 1,
@@ -85,6 +88,7 @@ SETS = {
 
 def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, test: bool = False) -> Config:
     partial = {} if arm == "full" else options.annotates
+    averaging = {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
     settings = {
         **options.make(options, out, partial),
         "name": arm,
@@ -92,8 +96,8 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
         "rounds": options.rounds,
         "local_epochs": options.epochs,
         "output": str(out / f"{arm}-{seed}"),
-        "method": {"name": "local" if arm == "alone" else "fedavg"},
-        "objective": {"name": "dice_bce", "reduction": "batch"},
+        "method": {"name": "local"} if arm == "alone" else averaging,
+        "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
         "optimizer": {
             "name": options.optimizer,
@@ -137,7 +141,7 @@ def score(full: Config, models: Mapping[str, Params], options: argparse.Namespac
     for hospital, (structure,) in options.annotates.items():
         means = []
         for name in federation.names:
-            scalars = {"split": "test", "metrics": ["dice"], "as_sent": True}
+            scalars = {"split": options.split, "metrics": ["dice"], "as_sent": True}
             answer = host.run(name, "evaluate", 0, Message(params=models[hospital], scalars=scalars))
             if answer.failure is not None:
                 raise RuntimeError(answer.failure)
@@ -169,11 +173,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int, default=2, help="local epochs of a round")
     parser.add_argument("--cases", type=int, default=40, help="of each phantom hospital")
+    parser.add_argument("--shares", nargs=3, type=float, default=[0.6, 0.15, 0.25], help="of splits")
     parser.add_argument("--heterogeneity", type=float, default=0.0, help="between phantom hospitals")
     parser.add_argument("--size", type=int)
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
+    parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
+    parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.make, rounds, options.sites, options.structures = SETS[options.set]
@@ -194,7 +201,8 @@ def main() -> None:
                 mean = statistics.fmean(found.values())
                 rows.append({"seed": seed, "arm": arm, **found, "mean": mean, "seconds": seconds})
                 if not options.json:
-                    print(f"seed {seed}, {arm}: {mean:.3f}, {seconds:.0f} s", flush=True)
+                    each = ", ".join(f"{name} {dice:.3f}" for name, dice in found.items())
+                    print(f"seed {seed}, {arm}: {mean:.3f} ({each}), {seconds:.0f} s", flush=True)
     print(json.dumps(rows) if options.json else summarise(rows, options).markdown())
 
 

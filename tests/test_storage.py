@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from wardround.errors import CheckpointError
 from wardround.files import write_parts
-from wardround.storage import StoredTensors
+from wardround.storage import MAX_HEADER_BYTES, StoredTensors
 
 
 def test_an_interrupted_write_leaves_nothing_behind_and_the_old_file_whole(tmp_path: Path) -> None:
@@ -65,3 +66,13 @@ def test_a_header_that_is_no_object_is_refused(tmp_path: Path) -> None:
         path.write_bytes(struct.pack("<Q", len(text)) + text)
         with pytest.raises(CheckpointError, match="not a readable tensor file"):
             StoredTensors(path)
+
+
+def test_a_header_longer_than_its_file_is_refused_before_room_is_made_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "short.safetensors"
+    path.write_bytes(struct.pack("<Q", MAX_HEADER_BYTES) + b"{}")
+    tracemalloc.start()
+    with pytest.raises(CheckpointError, match="file ends too early"):
+        StoredTensors(path)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()

@@ -19,6 +19,7 @@ from helpers import config
 from torch import Tensor, nn
 
 from wardround.clients import Answer, Client, Clients, Registration
+from wardround.data.annotation import Annotation
 from wardround.data.cases import UNLABELLED, Batch, ClientData, TensorSplit
 from wardround.losses.objective import Context, Objective
 from wardround.messages import Message, ServerState
@@ -183,18 +184,29 @@ class Line(Segmenter):
         return self.w[0] * image + self.w[1]
 
 
-def looking_client(name: str, objective: Objective, images: Tensor, labels: Tensor, **changes: Any) -> Client:
-    """A client of `Line` with one step a round; a label below 0 is none. Its second views equal the first."""
+def looking_client(
+    name: str,
+    objective: Objective,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    model: Segmenter | None = None,
+    annotation: Annotation | None = None,
+    **changes: Any,
+) -> Client:
+    """A client of `Line`, or another model of one w, with one step a round; a label below 0 is none. Its second
+    views equal the first."""
     same = {"flip": 0.0, "intensity": 0.0, "second_view": {"intensity": 0.0}}
     optimizer = {"name": "sgd", "learning_rate": 0.5}
     settings = config(
         Path("unused"), batch_size=len(images), optimizer=optimizer, augmentation=same, **changes
     )
-    bench = Workbench(Line(), objective, settings.optimizer, device=torch.device("cpu"))
+    bench = Workbench(model or Line(), objective, settings.optimizer, device=torch.device("cpu"))
     names, none = [str(n) for n in range(len(images))], TensorSplit.of([])
     train = TensorSplit(names, images, labels, [(1.0, 1.0)] * len(images))
     bare = int((labels < 0).flatten(1).any(dim=1).sum())
-    return Client(name, ClientData(train, none, none, num_unlabelled=bare), bench, settings, frozenset())
+    data = ClientData(train, none, none, annotation, num_unlabelled=bare)
+    return Client(name, data, bench, settings, frozenset())
 
 
 def average_rounds(clients: Sequence[Client], start: Sequence[float], count: int) -> list[list[float]]:

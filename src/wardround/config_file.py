@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.config import Config
+from wardround.config import Config, TrafficSettings
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import probe_output
 from wardround.losses.loss_function import NAME as LOSS_FUNCTION
@@ -202,6 +202,7 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
             config.objective.get("name", method.objective),
             objective,
         )
+        check_secure_sum(config)
         method.check(config, objective)
         objective.check(config)
         for warning in objective.warnings(config):
@@ -209,6 +210,22 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
     except ConfigError as error:
         raise ConfigError(label + str(error)) from None
     return config
+
+
+def check_secure_sum(config: Config) -> None:
+    """Refuse settings under which single updates would leave, or masked numbers would not arrive whole."""
+    if not config.privacy.secure_sum:
+        return
+    if config.traffic != TrafficSettings():
+        raise ConfigError(
+            "privacy.secure_sum sends masked numbers, which can be neither rounded nor compressed. Leave "
+            "traffic out."
+        )
+    if config.model.bn_stats == "reestimate":
+        raise ConfigError(
+            "model.bn_stats: reestimate sends the statistics of each client, which privacy.secure_sum does "
+            "not allow. Use average or pooled."
+        )
 
 
 def check_inference(config: Config, objective: Objective) -> None:

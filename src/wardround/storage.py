@@ -122,9 +122,20 @@ class StoredTensors(Mapping[str, Tensor]):
         return str(self._source) if isinstance(self._source, Path) else "the received message"
 
     def _read(self, start: int, length: int) -> bytearray:
+        if start + length > self._count():  # before room is made for what a few bytes claim
+            raise ValueError("file ends too early")
         content = bytearray(length)
         self._fill(content, start)
         return content
+
+    def _count(self) -> int:
+        """Bytes of the file."""
+        if isinstance(self._source, bytes):
+            return len(self._source)
+        try:
+            return self._source.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
 
     def _fill(self, place: bytearray | memoryview, start: int) -> None:
         """Fill a buffer with the bytes from `start` on."""

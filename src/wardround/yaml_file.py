@@ -102,6 +102,8 @@ def repeated_keys(root: yaml.Node | None) -> Iterator[tuple[str, int, int]]:
                 nodes += [value, key]
         elif any("\ud800" <= letter <= "\udfff" for letter in node.value):  # written as an escape
             raise yaml.MarkedYAMLError(problem="a text is not Unicode", problem_mark=node.start_mark)
+        elif "\0" in node.value:  # likewise, and no path can have it
+            raise yaml.MarkedYAMLError(problem="a text holds a zero byte", problem_mark=node.start_mark)
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -125,15 +127,15 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-def dumped(name: str, value: Any) -> str:
-    """One key: collections of plain values on one line, everything else below each other."""
+def dumped(name: str, value: Any, width: int = 100) -> str:
+    """One key: collections of plain values on lines of about this width, all else below each other."""
     style = None if isinstance(value, dict | list) else False
     return yaml.dump(
         {name: value},
         Dumper=PlainDumper,
         sort_keys=False,
         allow_unicode=True,
-        width=100,
+        width=width,
         default_flow_style=style,
     )
 

@@ -106,3 +106,16 @@ def test_a_configuration_is_planned_from_python(tmp_path: Path, monkeypatch: Mon
     assert config.rounds * (config.local_steps or 0) == 30
     with raises(ConfigError, match="budget is 'long'"):
         wr.configure("federation.yaml", budget="long")
+
+
+def test_a_plan_for_hospitals_without_labels_can_be_trained(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = PhantomSettings(hospitals=3, size=32, cases=8, unlabelled=("east", "south"))
+    write_hospitals(made, Path("hospitals"), "png", seed=1)
+    file = propose([Path("hospitals")]).file
+    write(file.model_copy(update={"unlabelled": ("east", "south")}), Path("federation.yaml"))
+
+    config = wr.configure("federation.yaml", budget="2")
+
+    assert config.objective["name"] == "pseudo_labels" and config.min_clients == 1
+    assert len(wr.run(config).records) == 1

@@ -41,6 +41,24 @@ def test_overlapping_regions_that_do_not_tell_classes_apart_are_only_measured(ma
     assert found["objective.name"] == "dice_bce"
 
 
+def test_cases_without_a_label_get_an_objective_that_takes_them(make_facts: Make) -> None:
+    facts = make_facts(regions={"core": (1,), "whole": (1, 2)})
+    one, *others = facts.clients
+    bare = replace(facts, clients=(replace(one, num_unlabelled=3), *others))
+
+    assert values(choose_objective(bare, (8, 8), (8, 8)))["objective.name"] == "pseudo_labels"
+
+
+def test_a_round_needs_no_more_clients_than_have_labels(make_facts: Make) -> None:
+    facts = make_facts()
+    first, *others = facts.clients
+    bare = tuple(replace(client, num_unlabelled=client.num_train) for client in others)
+    mixed = tuple(replace(client, num_unlabelled=1) for client in others)
+
+    assert values(choose_method(replace(facts, clients=(first, *bare))))["min_clients"] == 1
+    assert values(choose_method(replace(facts, clients=(first, *mixed))))["min_clients"] == 2
+
+
 def test_regions_that_share_no_class_do_not_overlap() -> None:
     assert find_overlap({"a": (1, 3), "b": (2,)}) is None
     assert find_overlap({"a": (1,), "b": (2,), "c": (3, 2)}) == ("b", "c")

@@ -20,6 +20,7 @@ from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, compute_sha256
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.outcome import Outcome
+from wardround.privacy.secure_sum import LocalIdentity
 
 # of a reply, for tests of parcels
 ADDRESS: dict[str, Any] = {
@@ -69,7 +70,7 @@ class Loopback:
         self._strays: list[tuple[str, str]] = []
 
     def opened(self, name: str) -> Site:
-        return Site(name, self.rules[name], self.folder / name)
+        return Site(name, self.rules[name], self.folder / name, LocalIdentity())
 
     def memory(self, name: str) -> MemoryStore:
         """What a hospital keeps of the only run there was."""

@@ -21,6 +21,7 @@ from wardround.deploy import conducting, limits, remote
 from wardround.deploy.conducting import conduct
 from wardround.deploy.live_file import Live, RunFailed
 from wardround.deploy.remote import Remote
+from wardround.deploy.site import Site
 from wardround.deploy.wire import Parcel
 from wardround.engine.cached_memory import MemoryBudget
 from wardround.engine.checkpoint import Checkpoints
@@ -28,11 +29,15 @@ from wardround.engine.records import read_lines
 from wardround.engine.transports.local import Spilling
 from wardround.errors import CheckpointError, ConfigError, TooFewClients
 from wardround.methods import METHODS
+from wardround.privacy import PrivacySettings
 
 BATCH = {"model": {"name": "unet2d", "base_filters": 2, "levels": 2, "norm": "batch"}}
 PROXY = {"data": {"phantom": {"hospitals": 4, "size": 16, "cases": 8}, "proxy": "west"}}
 QUICK = {"evaluate": {"metrics": ["dice"], "overlays": 0, "calibrate": False}}
 SHORT = {"evaluate": {"metrics": ["dice"], "overlays": 0, "every": 9, "calibrate": False}}  # fewer exchanges
+
+
+SECURE = {"privacy": {"secure_sum": True}}
 
 
 def method(name: str, **more: Any) -> dict[str, Any]:
@@ -70,6 +75,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
         method("fedavg") | {"traffic": {"upload": "float16", "compress": "zlib"}},
         method("fedavg") | {"traffic": {"upload": "delta", "compress": "zlib"}},
         method("fedavg") | BATCH | {"model": {**BATCH["model"], "bn_stats": "reestimate"}},
+        method("fedavg") | BATCH | SECURE,
     ],
     ids=lambda changes: "-".join(str(value) for part in changes.values() for value in part.values())[:40],
 )
@@ -113,6 +119,34 @@ def test_every_method_runs_a_round_at_hospitals(name: str, tmp_path: Path) -> No
     )
     assert outcome.status == "done"
     assert result(tmp_path / "run")["num_lost"] == result(tmp_path / "run")["num_refused"] == 0
+
+
+def test_hospitals_that_are_lost_or_die_in_a_secure_sum_do_not_stop_it(tmp_path: Path) -> None:
+    five = {"data": {"phantom": {"hospitals": 5, "size": 16, "cases": 8}}}
+    loop = Loopback(tmp_path / "sites", names=("hospital-05", "east", "north", "south", "west"))
+    loop.faults[("east", "sum_shares", 1)] = loopback.unheard
+    loop.faults[("north", "sum_masked", 1)] = loopback.unsent
+    loop.faults[("south", "sum_masked", 2)] = loopback.restarted  # its keys and its model are gone
+    loop.faults[("west", "sum_unmask", 2)] = loopback.tampered_header
+    conducted(loop, tmp_path / "run", rounds=2, **five, **SECURE, **SHORT)
+
+    first, second = (record["secure_sum"][0] for record in records(tmp_path / "run"))
+    assert first["lost"] == ["east", "north"] and second["lost"] == ["south"]
+    assert "restarted" in records(tmp_path / "run")[1]["lost"]["sum_masked/south"]
+
+
+def test_a_hospital_that_demands_secure_sums_answers_no_other_run(tmp_path: Path) -> None:
+    rules = loopback.RULES.model_copy(update={"privacy": PrivacySettings(secure_sum=True)})
+    conducted(Loopback(tmp_path / "sites", north=rules), tmp_path / "run", rounds=1, **SHORT)
+    assert "under secure summation alone" in records(tmp_path / "run")[0]["lost"]["train/north"]
+
+
+def test_a_hospital_without_a_key_refuses_a_secure_sum(tmp_path: Path) -> None:
+    loop = Loopback(tmp_path / "sites")
+    for name, site in loop.sites.items():
+        loop.sites[name] = Site(name, loop.rules[name], site._state)
+    with raises(TooFewClients, match="no key to sign with"):
+        conducted(loop, tmp_path / "run", rounds=1, **SECURE)
 
 
 def test_a_method_that_pools_cases_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A hospital takes part: requests in, replies out, processes that end are started again."""
 
+import hashlib
+import random
 import re
 import shutil
 import threading
@@ -12,22 +14,27 @@ from pytest import MonkeyPatch, fixture, importorskip, raises
 
 importorskip("grpc")
 
-from wardround.deploy import joining
+from wardround.deploy import joining, limits
 from wardround.deploy.joining import Joining, WorkerEnded
 from wardround.deploy.kits.enrolment import revoke
 from wardround.deploy.kits.kit import Kit, read_kit
 from wardround.deploy.mailbox import Letter
+from wardround.deploy.rpc import server as servers
 from wardround.deploy.rpc.client import Connection
 from wardround.deploy.rpc.requests import Request
 from wardround.deploy.rpc.server import HospitalServer, RequestFile
-from wardround.deploy.rpc.service import Transfer
+from wardround.deploy.rpc.service import Transfer, read_chunks
 from wardround.errors import ConfigError, WardroundError
 
 
 class Worker:
-    """Answers with the request backwards; endings: how often it dies first; may_answer: until then it works."""
+    """Answers with the request backwards; endings: how often it dies first; may_answer: until then it works.
+
+    model: what it leaves beside its reply for the organiser not to send.
+    """
 
     endings = 0
+    model = b""
     may_answer = threading.Event()
     made: ClassVar[list[Any]] = []
 
@@ -43,6 +50,7 @@ class Worker:
             Worker.endings -= 1
             self.alive = False
             raise WorkerEnded("its process ended (exit code -9)")
+        request.with_suffix(".model").write_bytes(Worker.model)
         reply = request.with_suffix(".reply")
         reply.write_bytes(request.read_bytes()[::-1])
         return reply, ""
@@ -75,11 +83,13 @@ class Federation:
         except ConfigError as error:
             self.error = error
 
-    def ask(self, job: str, content: bytes) -> bytes | None:
+    def ask(self, job: str, content: bytes, head: int = 0) -> bytes | None:
+        """head: bytes before numbers, whose SHA-256 is announced; 0 announces none."""
         mailbox = self.server._jobs.get(job) or self.server.open_job(job)
         path = self.folder / "request"
         path.write_bytes(content)
-        self.server.post(job, Letter("north", RequestFile(path, 1000), time.monotonic() + 30))
+        file = RequestFile(path, 10**6, head, hashlib.sha256(content[head:]).hexdigest() if head else "")
+        self.server.post(job, Letter("north", file, time.monotonic() + 30))
         _, found = mailbox.take(20)
         self.strays = mailbox.take_strays()
         return None if found is None else found.read_bytes()
@@ -93,7 +103,7 @@ class Federation:
 def federation(mine: Path, tmp_path: Path, monkeypatch: MonkeyPatch) -> Iterator[Federation]:
     monkeypatch.setattr(joining, "WorkerProcess", Worker)
     monkeypatch.setattr(joining, "BEAT_SECONDS", 0.1)
-    Worker.endings, Worker.made = 0, []
+    Worker.endings, Worker.made, Worker.model = 0, [], b""
     Worker.may_answer.set()
     made = Federation(mine, tmp_path)
     yield made
@@ -112,6 +122,23 @@ def test_each_run_has_a_process_until_it_is_over(federation: Federation) -> None
     assert [worker.alive for worker in Worker.made] == [False, True]
     assert "connected to localhost" in federation.said[0]
     assert list((federation.hospital.kit.state / "exchange").iterdir()) == []
+
+
+def test_a_model_that_the_hospital_built_itself_is_not_sent(
+    federation: Federation, monkeypatch: MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+
+    def read(path: Path, start: int, end: int) -> Iterator[bytes]:
+        sent.append((start, end))
+        return read_chunks(path, start, end)
+
+    monkeypatch.setattr(servers, "read_chunks", read)
+    Worker.model = random.Random(7).randbytes(limits.CHUNK_BYTES)
+    federation.ask("first", b"register")
+    for content in (b"head" + Worker.model, b"more" + Worker.model[::-1]):  # the same numbers, and others
+        assert federation.ask("first", content, head=4) == content[::-1]
+    assert (0, 4) in sent and sent[-1] == (0, len(content))
 
 
 def test_a_process_that_ends_is_started_again_with_the_same_request(federation: Federation) -> None:

@@ -6,7 +6,7 @@ import json
 import pickle
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,13 +19,14 @@ import yaml
 from helpers import params, spoil
 from pytest import MonkeyPatch, TempPathFactory, approx, fixture, mark, raises
 
-from deploy.loopback import RULES, Loopback, conducted, remote_config, sealed
+from deploy.loopback import RULES, Loopback, conducted, honest, remote_config, sealed
 from wardround.clients import SyncState
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.deploy import ledger
 from wardround.deploy.agreement import make_hospital_config
 from wardround.deploy.ledger import LedgerError
+from wardround.deploy.parcel_file import write_numbers
 from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site, choose_device
 from wardround.deploy.site_file import SiteFile
@@ -108,6 +109,26 @@ def test_a_request_is_answered_in_its_own_terms(site: Site) -> None:
     )  # fmt: skip
     assert message.optional_params is not None and set(message.extras) == {"control_change"}
     assert set(more) == {"num_examples", "num_steps", "seconds", "loss"}
+
+
+@mark.parametrize("method", ["fedavg", "scaffold", "fedevi"])
+def test_a_hospital_that_registers_builds_the_model_that_the_run_begins_with(
+    method: str, tmp_path: Path
+) -> None:
+    hospitals, found = Loopback(tmp_path / "sites", ("north",)), []
+
+    def compare(loop: Loopback, name: str, parcel: Parcel) -> Iterator[tuple[str, Parcel]]:
+        built = loop.sites[name].first_model
+        assert built is not None
+        for number, one in enumerate((built, parcel)):
+            write_numbers(tmp_path / str(number), one)
+            found.append((tmp_path / str(number)).read_bytes())
+        yield from honest(loop, name, parcel)
+        assert loop.sites[name].first_model is None
+
+    hospitals.faults[("north", "train", 1)] = compare
+    conducted(hospitals, tmp_path / "run", rounds=1, min_clients=1, method={"name": method})
+    assert len(found[0]) > 1000 and found[0] == found[1]
 
 
 def test_a_request_is_answered_once(site: Site, tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ def test_an_empty_file_is_the_defaults(load: Load, tmp_path: Path) -> None:
 def test_data_are_relative_to_the_file_or_made_up(load: Load, tmp_path: Path) -> None:
     assert load(data="../scans/federation.yaml").data == tmp_path.parent / "scans" / "federation.yaml"
     assert load(data="/scans/federation.yaml").data == Path("/scans/federation.yaml")
+    assert load(data="~nobody-here/f.yaml").data == tmp_path / "~nobody-here" / "f.yaml"
     assert load(data="phantom").data == "phantom"
+    with raises(ConfigError, match=r"site.yaml, line 1: a text holds a zero byte\."):
+        load(data="a\0b")
 
 
 def test_every_task_a_client_can_be_asked_for_is_known() -> None:

@@ -16,10 +16,12 @@ from wardround.errors import ConfigError
 from wardround.losses.evidential import aggregated_kl, misleading_kl
 from wardround.losses.objective import Context, CrossEntropy, Dice, DiceBCE, Objective
 from wardround.losses.partial import exclusion_loss, merge_logits
+from wardround.losses.reference import Reference
 from wardround.losses.regions import RegionDiceBCE
 from wardround.methods import OBJECTIVES, build_named
+from wardround.methods.condist import ConDist
 from wardround.methods.fedevi import Evidential
-from wardround.models.base import Output
+from wardround.models.base import Output, Segmenter
 
 NUM_CLASSES = 5
 FIRST = Annotation((0, 1, 0, 0, 0))  # organ 1 of four
@@ -30,6 +32,7 @@ LABEL_FREE = {  # without the terms that see neither labels nor logits
 }  # fmt: skip
 EVERY = [(name, settings) for name in OBJECTIVES for settings in (LABEL_FREE.get(name, {}),)]
 EVERY += [("dice", {"include_background": True, "reduction": "batch"}), ("evidential", {"lam": 0.0})]
+EVERY += [("condist", {"weight": 0.0}), ("condist", {"start": 1.0, "temperature": 0.5})]
 EVERY += [("region_dice_bce", {"regions": [[1, 2, 3, 4], [1, 2], [1], [4]], "order": [3, 2, 1, 4]})]
 
 
@@ -49,6 +52,17 @@ def example(objective: Objective, annotation: Annotation, *, deep: bool = False)
     return Output(logits=fine, deep=tuple(coarse)), annotation.hide(label)
 
 
+class Received(Segmenter):
+    """A received model that gives known logits."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__(in_channels=1, num_outputs=outputs, dimensions=2, divisor=1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        draw = torch.Generator().manual_seed(8)
+        return 2 * torch.randn(2, self.num_outputs, 6, 4, generator=draw, dtype=torch.float64)
+
+
 class Told(Context):
     """A context whose forward pass gives known logits."""
 
@@ -56,6 +70,7 @@ class Told(Context):
         super().__init__(
             round=0, rounds=10, num_examples=2, memory={}, generator=torch.Generator(),
             annotation=annotation, restrict=objective.restrict,
+            global_=Reference(Received(output.logits.shape[1])) if "global" in objective.needs else None,
         )  # fmt: skip
         self.output, self._size = output, output.logits.shape[2:]
 
@@ -78,7 +93,7 @@ def test_logits_of_classes_not_told_apart_get_exactly_the_marginal_gradient(
     name: str, settings: dict[str, Any], annotation: Annotation, deep: bool
 ) -> None:
     """With L' the same loss of the groups alone, the gradient of z_n is dL'/dq_m times dq_m/dz_n; outputs of
-    regions that are not told get none at all."""
+    regions that are not told get none at all, and ConDistFL adds that of its distillation within groups."""
     objective = objective_of(name, settings)
     output, label = example(objective, annotation, deep=deep)
     loss_of(objective, output, label, annotation).backward()
@@ -114,6 +129,32 @@ def expected_gradients(objective: Objective, output: Output, label: Tensor, anno
         assert merged.grad is not None
         share = z.softmax(1) / q[:, groups]  # p_n / q_m
         maps.grad = weight * share * merged.grad[:, groups]
+
+    if isinstance(objective, ConDist) and objective.weight:
+        assert output.logits.grad is not None
+        output.logits.grad += distillation_gradient(objective, output.logits.detach(), label, groups)
+
+
+def distillation_gradient(objective: ConDist, z: Tensor, label: Tensor, groups: Any) -> Tensor:
+    """The definition written out, by autograd; logits of classes told by themselves are not in it."""
+    z = z.clone().requires_grad_()
+    received, told = Received(NUM_CLASSES)(label), torch.from_numpy(groups)
+    losses = []
+    for m in range(groups.max() + 1):
+        if (groups == m).sum() == 1:
+            continue
+        there = (told[label] == m) & (told[received.argmax(1)] == m)
+        p, q = (
+            ((values / objective.temperature).exp() * (told == m)[:, None, None]) for values in (z, received)
+        )
+        p, q = p / p.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
+        for n in (groups == m).nonzero()[0]:
+            both = (p[:, n][there], q[:, n][there])
+            losses.append(1 - (2 * (both[0] * both[1]).sum() + 1e-5) / (sum(map(torch.sum, both)) + 1e-5))
+    lam = objective.weight * objective.start  # the first of ten rounds
+    (gradient,) = torch.autograd.grad(lam * torch.stack(losses).mean(), z)
+    assert bool((gradient[:, [(groups == m).sum() == 1 for m in groups]] == 0).all())
+    return gradient
 
 
 def evidential_gradient(objective: Evidential, z: Tensor, label: Tensor, groups: Any) -> Tensor:

@@ -225,6 +225,22 @@ def test_what_leaves_a_client_is_counted_and_is_what_the_card_says(
         assert {size for _, _, _, size in counted} == {model}
 
 
+@promise("sum")
+def test_a_secure_sum_is_the_plain_mean_within_its_error_or_is_refused(method: str, tmp_path: Path) -> None:
+    secure = {**plain(tmp_path / "secure", method, rounds=1), "privacy": {"secure_sum": True}}
+    if not METHODS[method].secure_sum:
+        with raises(ConfigError, match="does not work with privacy.secure_sum"):
+            load_config(secure)
+        return
+    found, clear = wr.run(secure), wr.run(plain(tmp_path / "clear", method, rounds=1))
+
+    error = max(told["error"] for told in found.records[0]["secure_sum"])
+    for name, tensor in clear.outcome.state.params.items():
+        rounding = 4 * torch.finfo(torch.float32).eps * max(1.0, float(tensor.abs().max()))
+        assert (found.outcome.state.params[name] - tensor).abs().max() <= error + rounding
+    assert found.summary["num_refused"] == found.summary["num_lost"] == 0
+
+
 @promise("identical")
 def test_identical_replies_leave_the_model_as_it_is(method: str, tmp_path: Path) -> None:
     result = wr.run(plain(tmp_path / "run", method, optimizer={"name": "sgd", "learning_rate": 0.0}))

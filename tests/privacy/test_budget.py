@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import torch
 from pytest import approx, fixture, mark, raises
 
 from wardround.privacy import Policy, PrivacyBudget, PrivacyRefusal, PrivacySettings
 from wardround.privacy.budget import Line
+from wardround.privacy.noise import draw_gaussian
 
 CLIENT = PrivacySettings(level="client", epsilon=4.0)
 CASE = PrivacySettings(level="case", epsilon=4.0)
@@ -86,17 +89,25 @@ def test_nothing_leaves_on_a_damaged_file(budget: PrivacyBudget, change: bytes) 
         budget.charge(Policy(CLIENT), "b", 0, rounds_left=1)
 
 
-def test_a_charge_outlives_a_killed_process(budget: PrivacyBudget) -> None:
+def test_a_charge_outlives_a_killed_process_and_its_noise_never_comes_again(budget: PrivacyBudget) -> None:
     script = (
         "import os, signal, sys; from pathlib import Path\n"
+        "import torch\n"
         "from wardround.privacy import PrivacyBudget, Policy, PrivacySettings\n"
+        "from wardround.privacy.noise import draw_gaussian\n"
         "policy = Policy(PrivacySettings(level='client', epsilon=4.0))\n"
         "PrivacyBudget(Path(sys.argv[1])).charge(policy, 'a', 0, rounds_left=1)\n"
+        "torch.manual_seed(1)\n"
+        "Path(sys.argv[2]).write_bytes(draw_gaussian(torch.zeros(10_000)).numpy().tobytes())\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(budget.path)])
+    drawn = budget.path.with_name("drawn")
+    ended = subprocess.run([sys.executable, "-c", script, str(budget.path), str(drawn)])
 
     assert ended.returncode == -9
     assert isinstance(budget.read()[0], Line)
     with raises(PrivacyRefusal, match="is spent"):
         budget.charge(Policy(CLIENT), "a", 0, rounds_left=1)
+    torch.manual_seed(1)
+    again = draw_gaussian(torch.zeros(10_000)).numpy()
+    assert abs(np.corrcoef(np.frombuffer(drawn.read_bytes()), again)[0, 1]) < 0.05

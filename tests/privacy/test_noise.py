@@ -58,6 +58,17 @@ def test_the_norm_of_all_tensors_together_is_clipped() -> None:
         assert float(factor * before) == approx(min(2.0, float(before)))
 
 
+def test_of_ten_thousand_updates_none_is_longer_than_the_norm_and_short_ones_are_kept() -> None:
+    updates = torch.randn(DRAWS, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    norms = updates.norm(dim=1)
+    factors = torch.tensor([clip_factor([update], 2.0) for update in updates], dtype=torch.float64)
+
+    assert 0 < int((norms <= 2).sum()) < DRAWS
+    assert float((factors * norms).max()) <= 2.0 * (1 + 1e-12)
+    assert bool((factors[norms <= 2] == 1).all())
+    torch.testing.assert_close((factors * norms)[norms > 2], torch.full_like(norms[norms > 2], 2.0))
+
+
 def test_nothing_is_left_of_numbers_that_are_not_finite() -> None:
     assert clip_factor([torch.tensor([1.0, float("nan")])], 1.0) == 0.0
     assert clip_factor([torch.tensor([float("inf")])], 1.0) == 0.0

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from helpers import config
 from pytest import approx, raises
 
 from toy import Weights, client
+from wardround.engine.host import Host
 from wardround.errors import ClientError
 from wardround.params import Params
 from wardround.privacy.guard import CaseNoise
@@ -39,6 +42,35 @@ def test_without_noise_the_step_is_the_mean_of_clipped_gradients() -> None:
     moved = fit(PLAIN, lambda w, step: [3.0, 4.0])  # norm 5, clipped to 1; four cases over a batch of four
 
     assert moved["w"].tolist() == approx([-0.6, -0.8])
+
+
+def test_a_step_of_volumes_is_the_mean_of_gradients_of_single_cases(tmp_path: Path) -> None:
+    host = Host(
+        config(
+            tmp_path,
+            data={"phantom": {"hospitals": 1, "dimensions": 3, "size": 16, "cases": 5}},
+            model={"name": "unet3d", "base_filters": 2, "levels": 2},
+            optimizer={"name": "sgd", "learning_rate": 1.0, "momentum": 0.0},
+            augmentation={"flip": 0.0, "intensity": 0.0},
+        ),
+        tmp_path / "clients",
+        ["north"],
+    )
+    north, model, start = host.client("north"), host.bench.model, Params.of(host.bench.model)
+    gradients = []
+    for index in range(len(north.data.train)):
+        case = north.data.train.batch([index])
+        loss = host.objective.sample_losses(model.train()(case.image), case.label).mean()
+        found = torch.autograd.grad(loss, list(model.parameters()))
+        norm = torch.cat([gradient.flatten() for gradient in found]).norm()
+        gradients.append([gradient * min(1.0, 0.1 / float(norm)) for gradient in found])
+    north.guard = Charged(PLAIN._replace(clip=0.1, batch=len(gradients)))  # type: ignore[assignment]
+    moved = north.fit(start).params
+
+    assert len(gradients) > 1
+    for (name, _), *those in zip(model.named_parameters(), *gradients, strict=True):
+        expected = start[name] - torch.stack(those).mean(dim=0)
+        torch.testing.assert_close(moved[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_gradients_inside_the_norm_are_not_changed() -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from wardround.aggregation.withheld import Withheld
 from wardround.messages import Reply, ServerState
 from wardround.params import Params
 
@@ -82,7 +83,9 @@ def mean(items: Sequence[Params], weights: Sequence[float] | None = None) -> Par
 
 
 def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float]]) -> Params:
-    """A mean with its own weights for every tensor name."""
+    """A mean with its own weights for every tensor name; of withheld tensors it is their secure sum."""
+    if any(isinstance(item, Withheld) for item in items):
+        return mean_of_withheld(items, weights)
     first = items[0]
     result: dict[str, Tensor] = {}
     shares: dict[str, list[float]] = {}
@@ -109,15 +112,31 @@ def layerwise_mean(items: Sequence[Params], weights: Mapping[str, Sequence[float
     return Params(result)
 
 
+def mean_of_withheld(items: Sequence[Params], weights: Mapping[str, Sequence[float]]) -> Params:
+    """The same where clients keep their tensors: one sum over all of them, and in the clear what is known."""
+    held = {k: item for k, item in enumerate(items) if isinstance(item, Withheld)}
+    first = next(iter(held.values()))
+    floats = [name for name in first if first.spec(name)[1].is_floating_point]
+    factors = {item.client: {name: float(weights[name][k]) for name in floats} for k, item in held.items()}
+    total = first.weighted_sum(factors)
+    result: dict[str, Tensor] = {}
+    for name in first:
+        if name not in total:
+            result[name] = maximum(items, name)
+            continue
+        known = [item[name].double() * weights[name][k] for k, item in enumerate(items) if k not in held]
+        result[name] = sum(known, start=total[name]).to(first.spec(name)[1])
+    return Params(result)
+
+
 def mean_at_once(
     items: Sequence[Params], names: Sequence[str], weights: Sequence[float]
 ) -> dict[str, Tensor]:
     """The mean of tensors of one type joined into one: on a GPU a few launches, not some for each tensor."""
-    first = items[0]
-    total = join(first, names).double() * weights[0]
-    for item, weight in zip(items[1:], weights[1:], strict=True):
-        if weight:
-            total.add_(join(item, names).to(total.device), alpha=weight)
+    first, (start, *others) = items[0], leave_out_zeros(items, weights)
+    total = join(start[0], names).double() * start[1]
+    for item, weight in others:
+        total.add_(join(item, names).to(total.device), alpha=weight)
     shapes = [first.spec(name)[0] for name in names]
     parts = torch.split(total.to(first.spec(names[0])[1]), [prod(shape) for shape in shapes])
     return {name: part.view(shape) for name, part, shape in zip(names, parts, shapes, strict=True)}
@@ -129,11 +148,17 @@ def join(params: Params, names: Iterable[str]) -> Tensor:
 
 def mean_of_piece(items: Sequence[Params], weights: Sequence[float], piece: Piece) -> Tensor:
     """The weighted mean of one piece, in float64; a client of weight 0 is not even read."""
-    total = piece.of(items[0]).double() * weights[0]
-    for item, weight in zip(items[1:], weights[1:], strict=True):
-        if weight:
-            total.add_(piece.of(item).to(total.device), alpha=weight)  # a stored reply is on the host
+    (first, share), *others = leave_out_zeros(items, weights)
+    total = piece.of(first).double() * share
+    for item, weight in others:
+        total.add_(piece.of(item).to(total.device), alpha=weight)  # a stored reply is on the host
     return total
+
+
+def leave_out_zeros(items: Sequence[Params], weights: Sequence[float]) -> list[tuple[Params, float]]:
+    """Items with their weights; those of weight 0 are left out, unless all are."""
+    pairs = list(zip(items, weights, strict=True))
+    return [pair for pair in pairs if pair[1]] or pairs[:1]
 
 
 def maximum(items: Sequence[Params], name: str) -> Tensor:
@@ -162,13 +187,19 @@ def collect_params(replies: Sequence[Reply]) -> list[Params]:
     return [reply.params for reply in replies]
 
 
-def move_along(state: ServerState, replies: Sequence[Reply], factors: Sequence[float]) -> Params:
-    """θ + Σ factor_k (θ_k - θ) for all floating tensors; factors that sum to one give the plain mean."""
-    received = state.params.only(collect_params(replies)[0])
+def move_along(
+    state: ServerState, replies: Sequence[Reply], factors: Sequence[float], weights: Sequence[float]
+) -> Params:
+    """θ + Σ factor_k (θ_k - θ) for what learns, and the weighted mean of everything else.
+
+    Factors that sum to one give the weighted mean with them.
+    """
+    sent = collect_params(replies)
     rest = 1.0 - sum(factors)
-    if abs(rest) < 1e-12:
-        return state.params.updated(mean(collect_params(replies), factors))
-    return state.params.updated(mean([received, *collect_params(replies)], [rest, *factors]))
+    moved, averaged = [0.0 if abs(rest) < 1e-12 else rest, *factors], [0.0, *weights]
+    learned = set(state.trainable)
+    shares = {name: moved if name in learned else averaged for name in sent[0]}
+    return state.params.updated(layerwise_mean([state.params.only(sent[0]), *sent], shares))
 
 
 def average_update(state: ServerState, average: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ MAX_PART = 60.0  # of one tensor or one group of extras: small ones differ more
 STILL = 1e-3  # of the model's norm: whatever is below is no change to speak of
 MAX_OPPOSITE = -0.15  # mean cosine with the others, by which a client is against them
 EVIDENCE = 0.1  # the least sum of the others' own agreement, before that is said
+SUM = ""  # stands for all clients together among what earlier rounds showed
 JUDGED, RECENT = 20, 5  # rounds of a client that show its direction; that show its usual size
 
 
@@ -231,6 +232,20 @@ class Bounds:
             if reason is not None:
                 refused[name] = reason
         return refused
+
+    def judge_sum(self, round: int, norm: float, start: float) -> str | None:
+        """Why a secure sum of updates cannot be used, beside earlier rounds; start: the model's norm."""
+        sights = self.seen.setdefault(SUM, [])
+        usual = max(median([sight.ratio for sight in sights[-RECENT:]] or [math.inf]), STILL * start)
+        factor = MAX_NORM if self._limits.max_norm == "auto" else float(self._limits.max_norm or math.inf)
+        if len(sights) >= 2 and norm > factor * usual:
+            return (
+                f"the sum of all updates has {norm / usual:.3g} times the norm of earlier rounds'; "
+                f"{allowed(factor)}. Whose update it is cannot be seen under secure summation"
+            )
+        sights.append(Sight(round, round_off(norm), 0.0, 0.0))
+        del sights[:-RECENT]
+        return None
 
     # Size
 

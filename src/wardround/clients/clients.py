@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from wardround.aggregation.weights import normalise
 from wardround.clients.bounds import Bounds, Change, measure_change
 from wardround.clients.gate import (
     Registration,
@@ -23,8 +24,9 @@ from wardround.clients.gate import (
     scores_complaint,
     variance_complaint,
 )
+from wardround.clients.secure_sum import MODEL, SumSession
 from wardround.errors import TooFewClients
-from wardround.messages import Message, Reply
+from wardround.messages import Message, Reply, ServerState
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +138,8 @@ class Clients:
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
     to them may hold beside the model; most_steps: how many a round so many cases make at most; judge: the
     method's own complaint about a reply, if any; bounds: the same for a round's updates, beside each other;
-    counts: of clients that registered more cases than count; sync_state: goes with every request.
+    counts: of clients that registered more cases than count; secure_sum: of what a method's tasks answer,
+    sums over clients alone are to be had; sync_state: goes with every request.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class Clients:
         on_reply: Callable[[str, Reply], None] | None = None,
         bounds: Bounds | None = None,
         counts: Mapping[str, int] | None = None,
+        secure_sum: bool = False,
     ) -> None:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
         self.rounds = rounds
@@ -169,6 +173,10 @@ class Clients:
         self._on_reply = on_reply
         self.bounds = bounds
         self._counts = counts or {}
+        self._secure_sum = secure_sum
+        self.sums: list[dict[str, Any]] = []  # what the records say of the round's secure sums
+        self._excluded: dict[str, str] = {}  # clients that spoilt a sum of this round
+        self._summed: set[str] | None = None  # those with whom alone it can be repeated
 
     @property
     def names(self) -> list[str]:
@@ -193,9 +201,12 @@ class Clients:
         return min(num_cases, self._counts.get(name, num_cases))
 
     def begin_round(self, round: int, present: Sequence[str]) -> None:
+        if round != self.round:
+            self._excluded, self._summed = {}, None
         self.round = round
-        self.present = sorted(present)
-        self.exchanges = []
+        repeated = set(present) if self._summed is None else self._summed.intersection(present)
+        self.present = sorted(repeated - set(self._excluded))
+        self.exchanges, self.sums = [], []
         if self.bounds is not None:
             self.bounds.begin(round)
 
@@ -215,28 +226,74 @@ class Clients:
         asked = self.present if to is None else sorted(to)
         common = message or Message()
         messages = {name: common.merged((each or {}).get(name)) for name in asked}
+        session = self._open_sum(task, messages) if self._secure_sum and task in self._tasks else None
+        good = self._exchange(task, messages, session)
+        if to is None and len(good) < self._min_clients:
+            raise TooFewClients(self._describe_shortage(task, len(good), self.exchanges[-1]))
+        return good
+
+    def _exchange(
+        self, task: str, messages: Mapping[str, Message], session: SumSession | None = None
+    ) -> list[Reply]:
+        """Send each client its message; the good replies in this order."""
         exchange = Exchange(task)
         self.exchanges.append(exchange)
+        messages = messages if session is None else session.requests
         sizes: dict[int, int] = {}  # the common message is measured once
         for name, sent in messages.items():
             exchange.bytes_down[name] = sizes.setdefault(id(sent), sent.num_bytes)
         replies: dict[str, Reply] = {}
         changes: dict[str, Change] = {}
         for answer in self._transport.deliver(task, self.round, messages, self.sync_state):
-            reply = self._admit(task, answer, exchange)
+            reply = self._admit(task, answer, exchange, session)
             if reply is None:
                 continue
             replies[reply.client] = reply
-            if self.bounds is not None and self.bounds.are_on and task in self._tasks:
+            if self.bounds is not None and self.bounds.are_on and task in self._tasks and session is None:
                 changes[reply.client] = self._measure(reply, messages[reply.client])
         if self.bounds is not None and changes:
             for name, reason in self.bounds.judge(self.round, replies, messages, changes).items():
                 self._refuse(task, name, reason, exchange)
                 del replies[name]
-        good = [replies[name] for name in asked if name in replies]
-        if to is None and len(good) < self._min_clients:
-            raise TooFewClients(self._describe_shortage(task, len(good), exchange))
-        return good
+        return [replies[name] for name in messages if name in replies]
+
+    def _open_sum(self, task: str, messages: Mapping[str, Message]) -> SumSession:
+        """The answers to a task that clients will withhold."""
+
+        def keep(names: Sequence[str]) -> None:
+            self._summed = set(names)
+
+        def exclude(name: str, reason: str) -> None:
+            log.warning("round %d, client '%s': left out of the round: %s", self.round + 1, name, reason)
+            self._excluded[name] = reason
+
+        learned = next(iter(self.registered.values())).trainable
+        return SumSession(
+            task,
+            self.round,
+            messages,
+            self._min_clients,
+            learned,
+            ask=self._exchange,
+            refuse=lambda task, name, reason: self._refuse(task, name, reason, self.exchanges[-1]),
+            exclude=exclude,
+            keep=keep,
+            judge=lambda norm, start: (
+                None if self.bounds is None else self.bounds.judge_sum(self.round, norm, start)
+            ),
+            note=self.sums.append,
+        )
+
+    def describe_sums(self, state: ServerState) -> ServerState:
+        """The state after a round, whose notes say what was summed, and weigh those alone that were."""
+        if not self.sums or not isinstance(state, ServerState):
+            return state
+        lost = {name for told in self.sums if told["group"] == MODEL for name in told["lost"]}
+        weights = {name: w for name, w in state.notes.get("weights", {}).items() if name not in lost}
+        known = (
+            {"weights": dict(zip(weights, normalise(list(weights.values())), strict=True))} if lost else {}
+        )
+        return replace(state, notes={**state.notes, **known, "secure_sum": self.sums})
 
     def _measure(self, reply: Reply, sent: Message) -> Change:
         registered = self.registered[reply.client]
@@ -249,7 +306,9 @@ class Clients:
         exchange.loss.pop(name, None)
         log.warning("round %d, client '%s', %s: reply refused: %s", self.round + 1, name, task, reason)
 
-    def _admit(self, task: str, answer: Answer, exchange: Exchange) -> Reply | None:
+    def _admit(
+        self, task: str, answer: Answer, exchange: Exchange, session: SumSession | None
+    ) -> Reply | None:
         """The gate: a checked reply, or None with the reason logged and counted."""
         name = answer.client
         wrong = facts_complaint(answer.seconds, answer.loss)
@@ -258,29 +317,37 @@ class Clients:
             exchange.lost[name] = answer.failure
             log.warning("round %d, client '%s', %s: lost: %s", self.round + 1, name, task, answer.failure)
             return None
-        message = answer.message
-        exchange.bytes_up[name] = message.num_bytes if answer.num_bytes is None else answer.num_bytes
-        reason = answer.refused or wrong or self._complaint(task, answer)
+        sent = answer.message
+        exchange.bytes_up[name] = sent.num_bytes if answer.num_bytes is None else answer.num_bytes
+        reason = answer.refused or wrong
+        if session is not None and reason is None:
+            try:
+                answer = replace(answer, message=session.open(name, sent))
+            except ValueError as error:
+                reason = str(error)
+        reason = reason or self._complaint(task, answer)
         if reason is not None:
             self._refuse(task, name, reason, exchange)
             return None
-        reply = Reply(
-            message.params,
-            message.extras,
-            message.scalars,
-            client=name,
-            num_examples=self._count(name, answer.num_examples),
-            num_steps=answer.num_steps,
-            seconds=answer.seconds,
-            loss=answer.loss,
-            annotates=self.registered[name].annotates,
-        )
         exchange.loss[name] = dict(answer.loss)
         if answer.privacy:
             exchange.privacy[name] = dict(answer.privacy)
         if self._on_reply is not None:
-            self._on_reply(task, reply)
-        return reply
+            self._on_reply(task, self._make_reply(answer, sent))
+        return self._make_reply(answer, answer.message)
+
+    def _make_reply(self, answer: Answer, message: Message) -> Reply:
+        return Reply(
+            message.params,
+            message.extras,
+            message.scalars,
+            client=answer.client,
+            num_examples=self._count(answer.client, answer.num_examples),
+            num_steps=answer.num_steps,
+            seconds=answer.seconds,
+            loss=answer.loss,
+            annotates=self.registered[answer.client].annotates,
+        )
 
     def _complaint(self, task: str, answer: Answer) -> str | None:
         known = self.registered.get(answer.client)

@@ -40,7 +40,7 @@ class ClientFacts:
 
     num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
     GPU, or of the machine; modality: of each channel, by its values alone, so never "mr"; None
-    for one that it lacks.
+    for one that it lacks; num_unlabelled: training cases without a label.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ClientFacts:
     cores: int
     modality: tuple[Modality | None, ...] = ()
     is_open: bool = True
+    num_unlabelled: int = 0
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ Every file is read once; the check of the run that follows finds what it needs i
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from wardround.configuring.facts import Facts
@@ -43,12 +44,14 @@ def measure_federation(
     """
     data = RealData(Path(path), settings or DataSettings())
     cases = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
+    bare = {name: sum(case.voxels is None for case in own) for name, own in cases.items()}
     # as at hospitals: only what the bytes say goes on
     fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
     facts = join_fingerprints(
         fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
     )
-    return fingerprints, facts
+    clients = tuple(replace(client, num_unlabelled=bare[client.name]) for client in facts.clients)
+    return fingerprints, replace(facts, clients=clients)
 
 
 def measure_training_cases(

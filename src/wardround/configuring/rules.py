@@ -127,6 +127,12 @@ def check_facts(facts: Facts) -> list[str]:
         for client in facts.clients
         if client.num_train == 1
     ]
+    bare = [client.name for client in facts.clients if client.num_unlabelled]
+    if bare:
+        warnings.append(
+            f"cases without a label ({', '.join(bare)}) take part. In our own runs they did not help to rely "
+            "on: compare with a run of clients that have labels (participation)."
+        )
     return warnings
 
 

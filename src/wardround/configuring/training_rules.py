@@ -28,6 +28,7 @@ LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside d
 
 def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -> list[Choice]:
     """Dice + cross entropy; of each region by itself where regions overlap (nnU-Net: region-based training).
+    Where cases have no label, an objective that takes them (ours).
 
     nnU-Net takes Dice over the whole batch in 2D, and in 3D where a patch sees so little of the image that
     a coarser network would be trained before it, which is below about an eighth of its voxels.
@@ -42,6 +43,10 @@ def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -
     reduction = Choice("objective.reduction", "batch" if is_batch else "per_sample", why)
     pair = find_overlap(facts.regions)
     regions = order_regions(facts)
+    bare = [client.name for client in facts.clients if client.num_unlabelled]
+    if bare:
+        why = f"'{bare[0]}' has cases without a label, which the received model labels where it is sure"
+        return [Choice("objective.name", "pseudo_labels", why), reduction]
     if pair is None or regions is None:
         why = "Dice + cross entropy, as nnU-Net"
         if pair is not None:
@@ -178,17 +183,17 @@ def choose_method(facts: Facts) -> list[Choice]:
     made, one seed each.
     """
     count = len(facts.clients)
-    enough = min(count, max(2, math.ceil(count / 2)))
+    labelled = sum(client.num_unlabelled < client.num_train for client in facts.clients)
+    enough = min(count, max(2, math.ceil(count / 2)), max(1, labelled))
+    why = f"a round needs {enough} of {count} clients; a mean of one would be its model"
+    if enough == labelled < count:
+        why = f"{enough} of {count} clients have labels, and a round needs no more"
     return [
         Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
         Choice(
             "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
         ),
-        Choice(
-            "min_clients",
-            enough,
-            f"a round needs {enough} of {count} clients; a mean of one would be its model",
-        ),
+        Choice("min_clients", enough, why),
     ]
 
 

@@ -8,6 +8,7 @@ Nothing listens at a hospital, not even on 127.0.0.1.
 
 from __future__ import annotations
 
+import base64
 import logging
 import shutil
 import threading
@@ -20,6 +21,7 @@ from typing import IO
 from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits.kit import KIT, Kit
+from wardround.deploy.kits.signing import sign_statement
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
 from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
 from wardround.deploy.rpc.requests import Request, RequestTooLarge
@@ -97,8 +99,8 @@ class WorkerProcess:
         seconds: for the task; the site itself keeps them between steps, so a little more are given here.
         is_wanted: asked when it is this request's turn, which may be long after it came.
         """
-        reply = request.with_suffix(".reply")
-        facts = {"request": str(request), "reply": str(reply), "largest": largest}
+        reply, model = request.with_suffix(".reply"), request.with_suffix(".model")
+        facts = {"request": str(request), "reply": str(reply), "model": str(model), "largest": largest}
         with self._turn:
             if not is_wanted():
                 raise Superseded("a newer request of the run has come")
@@ -106,12 +108,23 @@ class WorkerProcess:
             try:
                 deadline = None if seconds is None else time.monotonic() + seconds + GRACE_SECONDS
                 found = self._child.receive(deadline)
+                while found is not None and "sign" in found:
+                    self._child.send(self._sign(found))
+                    found = self._child.receive(deadline)
             except TimeoutError:
                 self.end()
                 return None, "its task took too long (resources.seconds in its site.yaml)"
         if found is None:
             raise WorkerEnded(f"its process ended (exit code {self._child.exit_code()})")
         return (reply, "") if "reply" in found else (None, str(found["failed"]))
+
+    def _sign(self, line: Line) -> Line:
+        """What the process that trains has to sign; the key and its passphrase stay here."""
+        try:
+            signature = sign_statement(self._kit, base64.b64decode(line["sign"]))
+        except (WardroundError, OSError, ValueError) as error:
+            return {"failed": str(error)}
+        return {"signature": base64.b64encode(signature).decode()}
 
     def is_alive(self) -> bool:
         return self._child.is_alive()
@@ -263,12 +276,14 @@ class Joining:
     def _answer(self, request: Request) -> None:
         try:
             reply, failed = self._work(request)
+            if self._connection is not None and (model := request.path.with_suffix(".model")).exists():
+                self._connection.add_model(model)  # before the organiser goes on to send it
             self._send(request, reply, failed)
         except Superseded as error:
             log.info("a request was left: %s", error)
         finally:
-            for path in (request.path, request.path.with_suffix(".reply")):
-                path.unlink(missing_ok=True)
+            for suffix in (request.path.suffix, ".reply", ".model"):
+                request.path.with_suffix(suffix).unlink(missing_ok=True)
             with self._lock:
                 self._held.pop(request.letter, None)
 

@@ -42,6 +42,18 @@ class Place(NamedTuple):
 
 def write_parcel(path: Path, parcel: Parcel) -> int:
     """Write a parcel, whole or not at all, and return its size in bytes; its arrays are not copied."""
+    parts = _make_parts(parcel)
+    write_parts(path, parts, durable=False)
+    return sum(len(part) for part in parts)
+
+
+def write_numbers(path: Path, parcel: Parcel) -> None:
+    """Write a parcel's numbers alone, as they follow the header in its file."""
+    write_parts(path, _make_parts(parcel)[1:], durable=False)
+
+
+def _make_parts(parcel: Parcel) -> list[bytes | memoryview]:
+    """The pieces of a parcel's file, its header first."""
     if len(parcel.arrays) > limits.TENSORS:
         raise ParcelError(f"the message has more than {limits.TENSORS:,} tensors.")
     arrays = {name: _describe_array(name, array) for name, array in parcel.arrays.items()}
@@ -49,8 +61,7 @@ def write_parcel(path: Path, parcel: Parcel) -> int:
     reason = find_excess(str(parts[0][8:], "ascii"))
     if reason is not None:
         raise ParcelError(f"the message's header {reason}.")
-    write_parts(path, parts, durable=False)
-    return sum(len(part) for part in parts)
+    return parts
 
 
 def find_numbers(path: Path) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.clients import Answer, Registration, Snapshot, SyncState
+from wardround.clients.secure_sum import SUM_TASKS
 from wardround.config import Config
 from wardround.deploy import limits
 from wardround.deploy.agreement import DataFacts, make_hospital_config
@@ -37,7 +38,8 @@ from wardround.tables import one_line
 log = logging.getLogger(__name__)
 WAITING_STEP = 0.2
 REGISTRATIONS = "registrations.json"
-NUMBERS_ONLY = ("register", "evaluate", "calibrate", "pictures", *SURVEY)  # tasks whose replies have no model
+# Tasks whose replies have no model.
+NUMBERS_ONLY = {"register", "evaluate", "calibrate", "pictures", *SURVEY, *SUM_TASKS} - {"sum_masked"}
 STATISTICS = ("running_mean", "running_var")  # as torch calls those of every norm layer
 
 

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any
 
+from wardround.clients.secure_sum import KEY
 from wardround.config import Config
 from wardround.data.listing import SPLITS
 from wardround.deploy.site_file import ALL, ALWAYS, OWN, TASKS, SiteFile, quiet_minutes
@@ -81,10 +82,11 @@ class Rules:
         """Why this answer does not leave, or None; num_train: the hospital's training cases."""
         if task != "agree" and (reason := self.too_few(num_train)) is not None:
             return reason
-        kept = [name for name in message.scalars if task not in ALWAYS and not self.may_leave(task, name)]
+        named = [] if task in ALWAYS else [name for name in message.scalars if name != KEY]
+        kept = [name for name in named if not self.may_leave(task, name)]
         if kept:
-            named = ", ".join(f"'{name}'" for name in kept)
-            return f"the answer holds {named}, which may not leave this hospital (scalars in its site.yaml)"
+            listed = ", ".join(f"'{name}'" for name in kept)
+            return f"the answer holds {listed}, which may not leave this hospital (scalars in its site.yaml)"
         return self.too_large("answer", num_bytes)
 
     def too_few(self, num_train: int) -> str | None:

@@ -42,7 +42,7 @@ def describe_cases(data: Path, kit: Kit) -> tuple[Path, list[str]]:
 
     data: such a folder, or a federation.yaml that is there already, or a folder with one.
     """
-    data = data.expanduser().absolute()
+    data = federation_file.expand_home(data).absolute()
     if data.is_dir() and (data / "federation.yaml").is_file():
         data = data / "federation.yaml"
     if not data.exists():

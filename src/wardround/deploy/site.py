@@ -24,6 +24,7 @@ from wardround.data.settings import DataSettings
 from wardround.deploy import limits
 from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits.kit import DATA, KIT, SITE, Kit, open_kit
+from wardround.deploy.kits.signing import Sign, site_identity
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import SURVEY, Rules
 from wardround.deploy.site_file import SiteFile, find_client, load_site
@@ -31,11 +32,13 @@ from wardround.deploy.survey.answering import answer_survey
 from wardround.deploy.survey.proposals import ProposalFolder
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
 from wardround.engine.host import Host
+from wardround.engine.networks import network_for
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
 from wardround.privacy import BUDGET_FILE, combine
+from wardround.privacy.secure_sum import Identity
 from wardround.training.device import set_threads
 
 log = logging.getLogger(__name__)
@@ -54,10 +57,10 @@ def refuse(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def open_site() -> Site:
-    """The site whose kit the environment names."""
+def open_site(sign: Sign) -> Site:
+    """The site whose kit the environment names; sign: has `wardround join` sign with the kit's key."""
     kit = open_kit(Path(os.environ[KIT]), "hospital")
-    return Site(kit.name, read_site_of(kit), kit.state)
+    return Site(kit.name, read_site_of(kit), kit.state, site_identity(kit, sign))
 
 
 def read_site_of(kit: Kit) -> SiteFile:
@@ -88,10 +91,16 @@ def describe_data(site: SiteFile, name: str) -> str:
 
 
 class Site:
-    """One hospital. state: the folder where it keeps its memory of runs, and its ledger."""
+    """One hospital.
 
-    def __init__(self, name: str, site: SiteFile, state: Path) -> None:
+    state: the folder where it keeps its memory of runs, and its ledger. identity: who it is in secure sums,
+    None where nobody can vouch for it. first_model: after a registration, the request that brings the model
+    which the run begins with; the numbers are the organiser's where both ends build the network alike.
+    """
+
+    def __init__(self, name: str, site: SiteFile, state: Path, identity: Identity | None = None) -> None:
         self.name = name
+        self.identity = identity
         self._site = site
         self._rules = Rules(site)
         self._state = state
@@ -99,9 +108,11 @@ class Site:
         self._hosts: dict[str, Host] = {}  # the present run's alone
         self._seen: dict[str, dict[str, str]] = {}
         self._begun = 0.0  # when the present task began
+        self.first_model: Parcel | None = None
 
     def answer(self, parcel: Parcel) -> Parcel:
         """Do what is asked for, if the rules allow it."""
+        self.first_model = None
         header = parcel.header if isinstance(parcel.header, Mapping) else {}
         about = {key: _text(header.get(key)) for key in ("run", "request", "task")}
         round, base = _round(header.get("round")), None
@@ -232,6 +243,9 @@ class Site:
         refuse(resources.refuses_scans(config, federation))
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
+        policy = combine(config.privacy, self._site.privacy)
+        if policy.run.secure_sum and self.identity is None:
+            raise Refused("this hospital has no key to sign with, which privacy.secure_sum needs")
         host = Host(
             config,
             self._folder(run),
@@ -239,8 +253,9 @@ class Site:
             self._keep_time,
             federation=federation,
             durable=True,
-            policy=combine(config.privacy, self._site.privacy),
+            policy=policy,
             budget=self._state / BUDGET_FILE,
+            identity=self.identity,
         )
         num_train = host.client(self.name).num_examples
         refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))
@@ -259,6 +274,7 @@ class Site:
             self._keep_time()
             return answer
         registration = host.register(self.name)
+        self.first_model = build_first_request(host)
         facts = collect_facts(host.federation)
         if host.policy.is_on:  # measured on cases, and only for a plan
             facts |= {"shape": None, "spacing": None}
@@ -293,6 +309,13 @@ class Site:
             "loss": self._rules.filter_loss(task, answer.loss),
             **({"privacy": answer.privacy} if answer.privacy else {}),
         }
+
+
+def build_first_request(host: Host) -> Parcel:
+    """The model of a run before any training, as a request would bring it."""
+    start = host.method.start(network_for(host.config, host.federation))
+    address: dict[str, Any] = {"run": "", "request": "", "client": "", "task": "train", "round": 0}
+    return pack(Message(start.params), kind="request", **address)
 
 
 # Of a request that is not checked yet

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from wardround.data.federation_file import SplitSettings
+from wardround.clients.secure_sum import SUM_TASKS
+from wardround.data.federation_file import SplitSettings, expand_home
 from wardround.deploy.proxy import NONE as NO_PROXY
 from wardround.deploy.proxy import parse_proxy
 from wardround.deploy.resources import Resources
@@ -45,7 +46,8 @@ TASKS = {
     "agree": "whether the names and the preparation that the organiser proposes are used here",
 }
 ON_REQUEST = ("contribute", "personal_model")  # tasks that a hospital allows by name, or with all
-ALWAYS = frozenset({"register"})  # names and shapes of tensors, numbers of cases: what taking part means
+# Names and shapes of tensors, numbers of cases, and what a secure sum needs: what taking part means.
+ALWAYS = frozenset({"register", *SUM_TASKS})
 DAY = 24 * 60  # minutes
 
 
@@ -194,7 +196,7 @@ def load_site(path: Path) -> SiteFile:
     site = SiteFile.read(read_yaml(path, "data: federation.yaml", largest=10**6), f"{path}: ")
     if not isinstance(site.data, Path):
         return site
-    return site.model_copy(update={"data": (path.parent / site.data.expanduser()).resolve()})
+    return site.model_copy(update={"data": (path.parent / expand_home(site.data)).resolve()})
 
 
 def find_client(site: SiteFile, names: Sequence[str], own: str) -> str:
@@ -270,7 +272,9 @@ COMMENTS = {
     "whatever this hospital trained on. epsilon and delta: what all answers of all runs may spend\n"
     "together; then nothing more is answered. See: wardround privacy status . clip: largest norm of a\n"
     "case's gradient, or of an update. cases: training cases that others are told of, about the true\n"
-    "number. scores: withhold keeps scores and calibration here, show lets them leave uncovered.",
+    "number. scores: withhold keeps scores and calibration here, show lets them leave uncovered.\n"
+    "secure_sum: true answers only runs with secure summation, in which the organiser sees the sum of at\n"
+    "least three hospitals' updates and no single one; with any level, none too.",
     "resources": "How much of this machine a run may take; null: no limit.",
     "quiet_hours": 'Times of day, on this machine\'s clock, at which requests are refused: ["22:00-06:00"].\n'
     "A task that started before may still finish and be sent.",
@@ -304,7 +308,7 @@ def render_template(name: str) -> str:
     for key, comment in COMMENTS.items():
         is_word = isinstance(plain[key], list) and plain[key] in ([ALL], [OWN])
         value = plain[key][0] if is_word else plain[key]
-        lines = render_limits() if key == "resources" else dumped(key, value).removesuffix("...\n")
+        lines = render_limits() if key == "resources" else dumped(key, value, 90).removesuffix("...\n")
         parts.append(commented(comment.replace("{tasks}", tasks)) + lines)
     return "\n".join(parts)
 

@@ -17,6 +17,7 @@ from wardround.aggregation.weights import by_samples
 from wardround.clients import Clients, Exchange, Snapshot, Transport
 from wardround.clients.bounds import Bounds
 from wardround.clients.gate import finite_complaint, state_complaint
+from wardround.clients.secure_sum import check_members
 from wardround.config import Config
 from wardround.config_file import resolve
 from wardround.data.federation import Federation
@@ -169,7 +170,7 @@ class Experiment:
                 ", ".join(f"'{name}'" for name in untested),
                 "it" if len(untested) == 1 else "them",
             )
-        return Clients(
+        clients = Clients(
             self._transport,
             registered,
             rounds=self.config.rounds,
@@ -180,7 +181,11 @@ class Experiment:
             judge=self.method.check_reply,
             on_reply=egress.record,
             counts=counts,
+            secure_sum=self.config.privacy.secure_sum,
         )
+        if self.config.privacy.secure_sum:
+            check_members(clients.num_total)
+        return clients
 
     # Rounds
 
@@ -394,6 +399,7 @@ class Experiment:
             raise WardroundError(
                 f"{where}: failed on the server: {type(error).__name__}: {error}. --debug shows where."
             ) from error
+        after = clients.describe_sums(after)
         reason = state_complaint(state, after) or finite_complaint(after.memory, "the server's memory")
         if reason is not None:
             raise WardroundError(f"{where}: {reason}. {go_back(state.round)}")

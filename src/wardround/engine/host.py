@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
+from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import measurable
@@ -40,6 +42,7 @@ from wardround.metrics import METRICS
 from wardround.params import Params
 from wardround.privacy import BUDGET_FILE, Guard, Outgoing, Policy, PrivacyBudget, PrivacyRefusal
 from wardround.privacy.checks import check_cards, check_network
+from wardround.privacy.secure_sum import Identity
 from wardround.seeding import seed_everything
 from wardround.training.device import apply
 from wardround.training.workbench import Workbench
@@ -104,6 +107,24 @@ def make_guard(host: Host, client: Client) -> Guard:
     )
 
 
+def withhold(sender: Sender, client: Client, task: str, round: int, asked: Message, answer: Answer) -> Answer:
+    """What leaves of a method's answer before it is summed in secret."""
+    message, guard = answer.message, client.guard
+    about, received = asked.scalars.get(KEY), asked.optional_params
+    charge = partial(guard.charge_sum, round) if guard is not None else lambda: None
+    return replace(answer, message=sender.withhold(about, round, task, message, received, charge))
+
+
+def answer_sum(sender: Sender, client: Client, task: str, message: Message) -> Answer:
+    """One exchange of a secure sum; it needs none of the client's cases."""
+    started, guard = time.perf_counter(), client.guard
+    reply = sender.answer(task, message)
+    if guard is None:
+        return Answer(client.name, reply, seconds=time.perf_counter() - started)
+    done = Outgoing(task, None, reply).noted("secure_sum")
+    return Answer(client.name, reply, privacy=guard.report(done) if task == "sum_masked" else {})
+
+
 class Host:
     """Some clients, one workbench.
 
@@ -111,7 +132,8 @@ class Host:
     shared: names of the tensors that travel; kept: of those that the method leaves at the client;
     federation: other cases than the configuration names; room: what clients remember stays in memory as far
     as it fits there, and is written with a `snapshot`; durable: it is on the disk with every task; policy:
-    what is private, if not as the configuration asks; budget: where a client's is, if not in its folder.
+    what is private, if not as the configuration asks; budget: where a client's is, if not in its folder;
+    identity: who signs for a client in secure sums, if its word is not enough.
     """
 
     def __init__(
@@ -126,6 +148,7 @@ class Host:
         durable: bool = False,
         policy: Policy | None = None,
         budget: Path | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.config = config
         self.policy = policy or Policy(config.privacy)
@@ -161,6 +184,8 @@ class Host:
         check_privacy(self)
         self._clients: dict[str, Client] = {}
         self._stores: dict[str, MemoryStore | CachedMemory] = {}
+        learned = list(Params.trainable(self.bench.model)) if self.policy.run.secure_sum else []
+        self.senders = {name: Sender(name, self.folder(name), learned, identity) for name in self.names}
 
     # Registration and bookkeeping
 
@@ -261,9 +286,13 @@ class Host:
             client = self._prepare_client(name, round, sync_state)
             if client.guard is not None:
                 client.guard.check_task(task)
+            if task == "norm_stats" and self.policy.run.secure_sum:
+                raise PrivacyRefusal("statistics of a single client do not leave under privacy.secure_sum")
             return client, check_sendable(self._find_task(task)(client, message), task)
 
         try:
+            if task in SUM_TASKS:
+                return answer_sum(self.senders[name], self.client(name), task, message)
             client, reply = run_to_completion(attempt)  # out of memory restarts it with fewer cases at a time
             if task == "train" and reply.optional_params is not None:
                 reply = replace(reply, params=reply.params.only(self.shared))
@@ -279,6 +308,8 @@ class Host:
             )
             if client.guard is not None:
                 answer = pass_on(client.guard, task, round, message, answer)
+            if self.policy.run.secure_sum and task in self.method.tasks:
+                answer = withhold(self.senders[name], client, task, round, message, answer)
             self._save_memory(client, task, round, sync_state)
         except WardroundError as error:
             failure, reason = str(error), error

@@ -69,7 +69,7 @@ def round_record(
         "loss": {name: loss for exchange in trained for name, loss in exchange.loss.items()},
         **state.notes,
     }
-    private = {name: told for exchange in trained for name, told in exchange.privacy.items()}
+    private = {name: told for exchange in exchanges for name, told in exchange.privacy.items()}
     if private:
         record["privacy"] = private
     record["warnings"] = [*record.get("warnings", []), *warnings]

@@ -24,7 +24,7 @@ from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
 from wardround.models.foreign_networks import MONAI_PREFIX
-from wardround.privacy.words import describe_told, gather_told
+from wardround.privacy.words import describe_privacy
 from wardround.tables import Interval, escaped, shown
 from wardround.text import format_size
 from wardround.version import __version__
@@ -190,7 +190,7 @@ def training(package: Package) -> Iterator[str]:
         if key != "seed":
             rows.append((key, "not known" if value is None else str(value)))
     yield listed(rows)
-    private = describe_told(gather_told(run.records))
+    private = describe_privacy(run.records)
     if private is not None:
         yield private
     weights = list(mapping(run.records[-1].get("weights")).items()) if run.records else []

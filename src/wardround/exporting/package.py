@@ -9,7 +9,6 @@ loader.py of exported folders imports it under this name.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +26,7 @@ from wardround.config import ComputeSettings, Config
 from wardround.config_file import resolve
 from wardround.data.preparing.record import Preparation
 from wardround.errors import CheckpointError, ConfigError
-from wardround.files import jsonable, write_json
+from wardround.files import jsonable, parse_json, write_json
 from wardround.methods import METHODS, build_method, build_named, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
@@ -194,7 +193,7 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
     """A packaged model, ready to predict; model: its model.json, weights: its safetensors file."""
     model, weights = Path(model), Path(weights)
     try:
-        facts = json.loads(model.read_text(encoding="utf-8"))
+        facts = parse_json(model.read_text(encoding="utf-8"))
         if facts["format"] != FORMAT:
             raise ValueError(f"format {facts['format']}, and this wardround reads {FORMAT}")
         preparation = TypeAdapter(Preparation).validate_python(facts["preparation"])
@@ -211,12 +210,12 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
                 },
             }
         )
-        network = network_of(facts)
+        calibration, network = facts["calibration"], network_of(facts)
         network.load_state_dict(load_file(weights), strict=True)
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename} is missing; export the model again.") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise CheckpointError(f"{model.parent} has no usable model ({reason}).") from None
     where = choose_device(ComputeSettings(device=device))
     return TrainedModel(
@@ -229,13 +228,15 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
         preparation=preparation,
         device=where,
         autocast=autocast_dtype(config.compute, where),
-        calibration=facts["calibration"],
+        calibration=calibration,
     )
 
 
 def network_of(facts: Mapping[str, Any]) -> Segmenter:
     """The network that model.json describes, without its weights."""
     shape = dict(facts["network"])
+    if min(shape["in_channels"], shape["num_outputs"]) < 1:
+        raise ValueError("a network without channels or outputs")
     with torch.random.fork_rng(devices=[]):
         network = models.build(models.ModelSettings(**shape.pop("settings")), **shape)
         if facts["layers_of"] is not None:

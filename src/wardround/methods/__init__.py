@@ -24,6 +24,7 @@ from wardround.losses.objective import CrossEntropy, Dice, DiceBCE, FocalTversky
 from wardround.losses.regions import RegionDiceBCE
 from wardround.methods.adaptive_weights import AAW
 from wardround.methods.base import Method
+from wardround.methods.condist import ConDist
 from wardround.methods.ditto import Ditto
 from wardround.methods.fedavg import FedAvg
 from wardround.methods.fedbn import FedBN
@@ -129,6 +130,8 @@ _OBJECTIVES: dict[str, type[Objective]] = {
     "simclr": SimCLR,
     "local_cl": LocalCL,
     "swav": SwAV,
+    # For clients that annotate some of the classes
+    "condist": ConDist,
     # For clients with cases that have no label
     "mean_teacher": MeanTeacher,
     "pseudo_labels": PseudoLabels,

@@ -30,6 +30,8 @@ class Banked(Method, ABC):
 
     tasks = ("contribute", "train")
     up = frozenset({"bank"})
+    secure_sum = False
+    needs_each_model = "what each client contributes is handed on to the others"
 
     # Server
 

@@ -40,7 +40,8 @@ class Method:
     # kind: reference, objective, aggregation, personal, robust, server optimizer
     kind: ClassVar[str] = "aggregation"
     sends: ClassVar[str] = "nothing"  # beyond the model
-    secure_sum: ClassVar[bool] = True  # works when the server sees only the weighted sum of updates
+    secure_sum: ClassVar[bool] = True  # works when the server sees only one weighted sum of what clients send
+    needs_each_model: ClassVar[str] = ""  # why not
     # needs: features, decoder, global, previous, validation, proxy, state; full: all clients in every round
     needs: ClassVar[frozenset[str]] = frozenset()
     tasks: ClassVar[tuple[str, ...]] = ("train",)  # functions a client may be asked for

@@ -64,7 +64,8 @@ class FedCE(Method):
     year = 2023
     link = "https://arxiv.org/abs/2303.16520"
     sends = "one number (its error without itself)"
-    secure_sum = False  # cosines need every client's own update
+    secure_sum = False
+    needs_each_model = "cosines need every client's own update"
     needs = frozenset({"validation", "state", "full"})
     up = frozenset({"error"})
     needs_labels = "it weighs clients by their errors, which only labels show"

@@ -206,7 +206,8 @@ class FedEvi(Method):
     year = 2024
     link = "https://papers.miccai.org/miccai-2024/319-Paper2717.html"
     sends = "two numbers (G, R), in a second exchange"
-    secure_sum = False  # the same replies are averaged twice, with two sets of weights
+    secure_sum = False
+    needs_each_model = "the same replies are averaged twice, with two sets of weights"
     needs = frozenset({"validation", "state"})
     tasks = ("train", "score")
     up = frozenset({"G", "R"})

@@ -75,7 +75,8 @@ class FedLAW(Method):
     year = 2023
     link = "https://arxiv.org/abs/2302.10911"
     sends = "nothing; with proxy: clients also K + 1 numbers, and clients are sent all models"
-    secure_sum = False  # every model is needed by itself
+    secure_sum = False
+    needs_each_model = "every model is needed by itself"
     needs = frozenset({"proxy"})
     tasks = ("train", "tune")
     up = frozenset({"logits", "log_gamma", "loss"})

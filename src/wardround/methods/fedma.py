@@ -63,6 +63,7 @@ class FedMA(Method):
     year = 2020
     link = "https://arxiv.org/abs/2002.06440"
     secure_sum = False
+    needs_each_model = "it matches the layers of every client's own model"
 
     sweeps: Annotated[int, Field(ge=0)] = 5
     independent_init: bool = True

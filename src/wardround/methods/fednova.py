@@ -67,9 +67,10 @@ class FedNova(Method):
         tau_eff = weighted_mean(p, steps)  # sum p_k a_k
         factors = [w * (tau_eff / a[reply.client]) for w, reply in zip(p, replies, strict=True)]
 
-        params = self.average(state, replies, p)  # running statistics; everything if steps are equal
-        if factors != p:  # x - tau_eff sum p_k d_k = x + sum factor_k (w_k - x)
-            params = params.updated(move_along(state, replies, factors).only(state.trainable))
+        if factors == p:  # equal steps
+            params = self.average(state, replies, p)
+        else:  # x - tau_eff sum p_k d_k = x + sum factor_k (w_k - x); running statistics are averaged
+            params = move_along(state, replies, factors, p)
         memory = dict(state.memory)
         if self.server_momentum:
             params, memory["velocity"] = self.accelerate(state, params)

@@ -59,6 +59,8 @@ class FedProto(Method):
     needs_labels = needs_every_class
     needs = frozenset({"features", "decoder"})
     up = frozenset({"prototypes"})
+    secure_sum = False
+    needs_each_model = "every client's prototypes are joined by their own counts"
 
     lam: Annotated[float, Field(ge=0)] = 1.0
     distance: Distance = "mse"

@@ -46,6 +46,7 @@ class GeometricMedian(Method):
     link = "https://arxiv.org/abs/1912.13445"
     kind = "robust"
     secure_sum = False
+    needs_each_model = "it compares every client's own model with the others"
 
     weighting: Literal["samples", "uniform"] = "uniform"
     iterations: Annotated[int, Field(ge=0, le=10_000)] = 100

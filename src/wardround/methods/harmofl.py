@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from wardround.aggregation.mean import mean
 from wardround.aggregation.weights import uniform
+from wardround.aggregation.withheld import Withheld
 from wardround.clients import Client, Clients, Registration
 from wardround.clients.gate import params_complaint
 from wardround.messages import Message, Reply, ServerState
@@ -101,7 +102,7 @@ class HarmoFL(Method):
         if task != "measure" or sent is None:
             return None
         reason = params_complaint({AMPLITUDE: registration.tensors[AMPLITUDE]}, sent)
-        return reason or check_amplitudes(sent[AMPLITUDE])
+        return reason or (None if isinstance(sent, Withheld) else check_amplitudes(sent[AMPLITUDE]))
 
     # Client
 

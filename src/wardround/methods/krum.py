@@ -50,6 +50,7 @@ class Krum(Method):
     link = "https://papers.nips.cc/paper/2017/hash/f4b9ec30ad9f68f89b29639786cb62ef-Abstract.html"
     kind = "robust"
     secure_sum = False
+    needs_each_model = "it measures distances between the clients' own models"
 
     f: Annotated[int, Field(ge=0)] = 1
 

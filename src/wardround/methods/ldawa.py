@@ -45,6 +45,8 @@ class LDAWA(Method):
     paper = "Rehman et al., ICCV"
     year = 2023
     link = "https://arxiv.org/abs/2307.07393"
+    secure_sum = False
+    needs_each_model = "cosines need every client's own model"
 
     normalise: bool = False
 

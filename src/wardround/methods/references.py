@@ -26,6 +26,8 @@ class Local(Method):
     title = "Local only"
     kind = "reference"
     sends = "nothing at all"
+    secure_sum = False
+    needs_each_model = "no model is sent"
     needs_labels = "every client trains alone"
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
@@ -50,6 +52,8 @@ class Centralised(Method):
     title = "Centralised"
     kind = "reference"
     sends = "all training cases (simulation only)"
+    secure_sum = False
+    needs_each_model = "one client has all cases"
     pooled = True
 
     def most_steps(self, config: Config, num_train: int) -> int:

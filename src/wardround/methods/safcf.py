@@ -267,7 +267,8 @@ class SAFCF(Method):
 
     title = "SAFCF"
     paper = "Uncertainty and Scale-Calibrated Contrastive Federated Segmentation under Client Heterogeneity"
-    secure_sum = False  # U needs every client's own parameters
+    secure_sum = False
+    needs_each_model = "U needs every client's own parameters"
     objective = "cfsl"
 
     scale_mode: Literal["complement", "proportional", "uniform"] = "complement"

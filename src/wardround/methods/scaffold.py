@@ -67,10 +67,10 @@ class SCAFFOLD(FedAvg):
         before = known.get("control", changes[0].zeros())
         c = mean([before, *changes], [1.0, *[1 / clients.num_total] * len(changes)])  # Eq. 5: over N, not |S|
         weights = self.weigh(state, replies)
-        params = self.average(state, replies, weights)
-        if self.server_lr != 1:  # Eq. 5; running statistics are averaged all the same
-            moved = move_along(state, replies, [self.server_lr * weight for weight in weights])
-            params = params.updated(moved.only(state.trainable))
+        if self.server_lr == 1:
+            params = self.average(state, replies, weights)
+        else:  # Eq. 5; running statistics are averaged all the same
+            params = move_along(state, replies, [self.server_lr * weight for weight in weights], weights)
         return state.next(params=params, memory={"control": c}, notes=self.notes(replies, weights))
 
     def check_reply(self, task: str, message: Message, registration: Registration) -> str | None:

@@ -43,6 +43,7 @@ class CoordinateWise(Method):
     link = "https://proceedings.mlr.press/v80/yin18a.html"
     kind = "robust"
     secure_sum = False
+    needs_each_model = "it sorts the clients' own numbers"
 
     def run_round(self, state: ServerState, clients: Clients) -> ServerState:
         replies = clients.ask("train", Message(params=state.params))

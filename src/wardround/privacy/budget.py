@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wardround.errors import WardroundError
-from wardround.files import sync_folder, wait_for_lock
+from wardround.files import parse_json, sync_folder, wait_for_lock
 from wardround.privacy.accountant import Release, calibrate_noise, count_epsilon
 from wardround.privacy.settings import Policy, PrivacySettings
 
@@ -81,13 +81,13 @@ class PrivacyBudget:
 
     def _parse(self, text: str, number: int) -> Line:
         try:
-            values: Mapping[str, Any] = json.loads(text)
+            values: Mapping[str, Any] = parse_json(text)
             release = Release(float(values["noise"]), float(values["rate"]), int(values["steps"]))
             if not (release.noise > 0 and 0 < release.rate <= 1 and release.steps > 0):
                 raise ValueError("a number is outside of its range")
             told = (str(values["run"]), int(values["round"]), str(values["level"]))
             return Line(*told, release, str(values["time"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise self._damaged(f"line {number}: {error}") from None
 
     def _damaged(self, what: str) -> PrivacyRefusal:

@@ -11,6 +11,12 @@ from wardround.errors import ConfigError
 from wardround.privacy.settings import PrivacySettings
 
 NEAREST = {"scaffold": "feddyn", "fedbn": "fedper", "ditto": "fedprox", "fedsam": "fedprox"}
+NEAREST_SUM = {
+    "safcf": "fedavg with objective cfsl",
+    "fedevi": "feduaa",
+    "fedce": "fedga",
+    "fedproto": "moon",
+}
 OTHERS = "fedavg"
 
 
@@ -23,6 +29,8 @@ class MethodCard(Protocol):
     tasks: ClassVar[tuple[str, ...]]
     up: ClassVar[frozenset[str]]
     own_steps: ClassVar[bool]
+    secure_sum: ClassVar[bool]
+    needs_each_model: ClassVar[str]
 
 
 class ObjectiveCard(Protocol):
@@ -56,6 +64,12 @@ def check_cards(
     settings: PrivacySettings, method: str, card: MethodCard, objective: str, aim: ObjectiveCard
 ) -> None:
     """Refuse a method or an objective by name, with the nearest that works."""
+    if settings.secure_sum and not card.secure_sum:
+        why = card.needs_each_model or "the server needs what every client sends by itself"
+        raise ConfigError(
+            f"method '{method}' does not work with privacy.secure_sum: {why}. The nearest that does is "
+            f"{NEAREST_SUM.get(method, OTHERS)}."
+        )
     if not settings.is_on:
         return
     reason = explain_method(settings, card)

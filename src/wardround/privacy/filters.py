@@ -72,8 +72,8 @@ class Withhold:
 class ClientNoise:
     """The update, clipped to a norm and noised: what leaves says little of whatever the client trained on.
 
-    Any two updates of at most this norm differ by at most twice as much, so the noise is `noise` times that.
-    trainable: names of the tensors that learn, which are noised.
+    Any two updates of at most this norm differ by at most twice as much, so the noise is `noise` times that,
+    and none where it is 0. trainable: names of the tensors that learn, which are noised.
     """
 
     clip: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -28,6 +29,20 @@ class CaseNoise(NamedTuple):
     rate: float
     steps: int
     batch: int
+
+
+class SumNoise(NamedTuple):
+    """Noise that the clients of a secure sum share, so that the sum has it once."""
+
+    clip: float
+    noise: float
+
+    def share(self, largest: float, num_members: int) -> float:
+        """What each of at least so many members adds to its weighted update; largest: of all weights.
+
+        Any two updates of one client differ by at most twice the clipping norm times its weight.
+        """
+        return self.noise * 2 * self.clip * largest / math.sqrt(num_members)
 
 
 class Guard:
@@ -84,8 +99,16 @@ class Guard:
         settings = self.policy.run
         filters: list[Filter] = [Withhold(self.cases, self._steps, self._trainable)]
         if task == "train" and settings.level == "client":
-            filters.append(ClientNoise(settings.clip, self._charge(round), self._trainable))
+            noise = (
+                0.0 if settings.secure_sum else self._charge(round)
+            )  # of a sum it is charged when it is made
+            filters.append(ClientNoise(settings.clip, noise, self._trainable))
         return filters
+
+    def charge_sum(self, round: int) -> SumNoise | None:
+        """The noise of one secure sum, charged; None where updates need none or have it already."""
+        settings = self.policy.run
+        return SumNoise(settings.clip, self._charge(round)) if settings.level == "client" else None
 
     def _charge(self, round: int, rate: float = 1.0, steps: int = 1) -> float:
         left = max(self._rounds - round, 1)

@@ -40,4 +40,6 @@ def clip_factor(tensors: Sequence[Tensor], clip: float) -> float:
 
 def add_noise(tensor: Tensor, deviation: float) -> Tensor:
     """The tensor with independent noise of this standard deviation on every number, rounded once."""
+    if not deviation:
+        return tensor
     return (tensor.double() + deviation * draw_gaussian(tensor)).to(tensor.dtype)

@@ -12,7 +12,7 @@ LEVELS = ("none", "case", "client")  # each covers what those before it cover
 
 
 class PrivacySettings(Settings):
-    """Differential privacy of the trained models that clients send.
+    """Differential privacy of the trained models that clients send, and whether they are summed in secret.
 
     level: none; case: per-case gradients are clipped and noised, which covers whether any one training case
     took part; client: the whole update is clipped and noised, which covers whatever the client trained on.
@@ -20,7 +20,8 @@ class PrivacySettings(Settings):
     case's gradient or of an update. cases: training cases that a client says it has, and is weighted by,
     whatever their true number; null: the true number, which epsilon then does not cover. scores: withhold
     keeps scores of validation and test cases and calibration at the client; show lets them leave as they
-    are, and epsilon then covers training cases alone.
+    are, and epsilon then covers training cases alone. secure_sum: the server sees the weighted sum of at
+    least three clients' updates and no single one; noise of the client level is then shared among them.
     """
 
     level: Literal["none", "case", "client"] = "none"
@@ -29,6 +30,7 @@ class PrivacySettings(Settings):
     clip: float = Field(1.0, gt=0, allow_inf_nan=False)
     cases: int | None = Field(None, ge=1)
     scores: Literal["withhold", "show"] = "withhold"
+    secure_sum: bool = False
 
     _numbers = field_validator("epsilon", "delta", "clip", "cases", mode="before")(refuse_boolean)
 
@@ -61,10 +63,11 @@ def combine(asked: PrivacySettings, site: PrivacySettings | None) -> Policy:
     >>> combine(PrivacySettings(level="case", epsilon=2), PrivacySettings(level="client")).run.level
     'client'
     """
+    summed = asked.secure_sum or (site is not None and site.secure_sum)
     if site is None or not site.is_on:
-        return Policy(asked)
+        return Policy(asked.model_copy(update={"secure_sum": summed}))
     if not asked.is_on:
-        return Policy(site, site)
+        return Policy(site.model_copy(update={"secure_sum": summed}), site)
     shows = asked.scores == site.scores == "show"
     run = PrivacySettings(
         level=max(asked.level, site.level, key=LEVELS.index),
@@ -73,5 +76,6 @@ def combine(asked: PrivacySettings, site: PrivacySettings | None) -> Policy:
         clip=asked.clip if asked.level == site.level else site.clip,  # noise follows it, so either is safe
         cases=site.cases,
         scores="show" if shows else "withhold",
+        secure_sum=summed,
     )
     return Policy(run, site)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,26 @@ COVERS = {
     "case": "whether any one training case took part",
     "client": "whatever a hospital trained on",
 }
+
+
+def describe_privacy(records: Sequence[Mapping[str, Any]], clients: Iterable[str] = ()) -> str | None:
+    """What was done in a run so that updates give less away; None where nothing was."""
+    found = [describe_told(gather_told(records), clients), describe_sums(records)]
+    return " ".join(text for text in found if text) or None
+
+
+def describe_sums(records: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the server saw of updates under secure summation; None where there was none."""
+    sums = [told for record in records for told in record.get("secure_sum") or ()]
+    if not sums:
+        return None
+    counts = sorted({len(told["clients"]) for told in sums})
+    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return (
+        f"Secure summation: the server saw weighted sums of the updates of {many} hospitals and no single "
+        f"one; rounding changed numbers by at most {max(told['error'] for told in sums):.1g}. It could check "
+        "shapes, counts and the size of sums, not single updates."
+    )
 
 
 def gather_told(records: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

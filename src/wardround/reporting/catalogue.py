@@ -51,7 +51,9 @@ def method_card(name: str) -> Table:
             "names in its replies": ", ".join(sorted(kind.up)),
             "needs": ", ".join(sorted(kind.needs - {"full"})),
             "made for": FULL if "full" in kind.needs else "",
-            "works under secure summation": "yes" if kind.secure_sum else "no",
+            "works under secure summation": "yes"
+            if kind.secure_sum
+            else f"no: {kind.needs_each_model}".rstrip(": "),
             "default objective": kind.objective,
         },
     )

@@ -21,7 +21,7 @@ from wardround.comparison.runs import Run, number, read_run
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
-from wardround.privacy.words import describe_told, gather_told
+from wardround.privacy.words import describe_privacy
 from wardround.reporting.comparison_section import cost_section, result_section, side_by_side_section
 from wardround.reporting.figures import write_figures
 from wardround.reporting.html import (
@@ -302,7 +302,7 @@ def colophon_section(run: Run, prefix: str) -> Html:
         *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
         ("folder", tag("code", str(run.folder))),
     ]
-    private = describe_told(gather_told(run.records), run.clients)
+    private = describe_privacy(run.records, run.clients)
     if private is not None:
         rows.insert(0, ("privacy", private))
     for key, value in environment.items():

@@ -22,6 +22,7 @@ from wardround.errors import ClientError
 from wardround.privacy.guard import CaseNoise
 from wardround.privacy.noise import add_noise, clip_factor, draw_uniform
 from wardround.training.learner import Step
+from wardround.training.slow_conv3d import AvoidSlowConv3d
 from wardround.training.workbench import FitHooks, TrainingLoop
 
 
@@ -59,7 +60,8 @@ class PrivateLoop(TrainingLoop):
         """Add one case's gradient, at most `clip` long."""
         self._settings = replace(self._settings, stream=(*self._usual, secrets.randbits(64)))
         batch = self._read_batch(torch.tensor([index]))
-        Step(self._learner, batch, self._context, self._loss, taken_apart=False).backward()
+        with AvoidSlowConv3d():
+            Step(self._learner, batch, self._context, self._loss, taken_apart=False).backward()
         found = [(total, p.grad) for total, p in zip(sums, parameters, strict=True) if p.grad is not None]
         factor = clip_factor([gradient for _, gradient in found], self._noise.clip)
         if factor:

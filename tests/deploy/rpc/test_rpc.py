@@ -564,6 +564,31 @@ def test_a_model_that_is_here_does_not_come_again(
     assert len(list(tmp_path.glob("*.kept"))) == 2
 
 
+def test_a_model_that_was_made_here_does_not_come(tmp_path: Path) -> None:
+    requests, made, sha256 = (
+        Requests(tmp_path, 10**7),
+        tmp_path / "made",
+        hashlib.sha256(numbers(1)).hexdigest(),
+    )
+    about = {"job": "j", "letter": "l", "bytes": 2**20 + 4, "head": 4, "sha256": sha256}
+    made.write_bytes(numbers(1))
+    requests.add(made)
+    made.unlink()
+    assert (
+        requests.receive(about, iter([b"head"])) is None
+    )  # offered before it was added: it is asked for anew
+    assert requests.describe() == {"known": [sha256]}
+    request = requests.receive({**about, "until": 4}, iter([b"head"]))
+    assert request is not None and request.path.read_bytes() == b"head" + numbers(1)
+
+    (tmp_path / f"{sha256}.kept").write_bytes(numbers(2))
+    with raises(MessageError, match="SHA-256"):
+        requests.receive({**about, "until": 4}, iter([b"head"]))
+    made.write_bytes(b"too small to be worth it")
+    requests.add(made)
+    assert requests.describe() == {"known": []}
+
+
 def test_a_reply_continues_where_its_connection_broke(
     server: HospitalServer, kits: dict[str, Kit], tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:

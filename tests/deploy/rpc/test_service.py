@@ -52,7 +52,7 @@ READ = {
         "stop",
     },
     "joining.py": {"wrong", "reply", "failed", "ready", "largest", "seconds"},  # from the process that trains
-    "worker.py": {"check", "request", "reply", "largest"},
+    "worker.py": {"check", "request", "reply", "model", "largest"},
 }
 
 

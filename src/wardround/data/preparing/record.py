@@ -14,6 +14,7 @@ from wardround.files import parse_json, write_json
 
 PREPARATION = "preparation.json"
 FORMAT = 1
+MOST_CHANNELS = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,10 @@ class Preparation:
                 low, high = plain["spacing"]
                 plain["spacing"] = (tuple(low), tuple(high))
             found = cls(**plain)
-            if found.dimensions not in (2, 3) or type(found.in_channels) is not int or found.in_channels < 1:
+            if found.dimensions not in (2, 3) or type(found.in_channels) is not int:
                 raise ValueError("dimensions or in_channels is not one")
+            if not found.classes or not 1 <= found.in_channels <= MOST_CHANNELS:
+                raise ValueError(f"no classes, or not 1 to {MOST_CHANNELS} channels")
             PrepareSettings.model_validate(dict(found.prepare))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             reason = str(error).splitlines()[0]

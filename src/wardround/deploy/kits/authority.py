@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from wardround.deploy.kits.kit import SIGNED, Kit, Role
-from wardround.deploy.kits.private_key import encode_key, load_key, make_key
+from wardround.deploy.kits.private_key import as_value_errors, encode_key, load_key, make_key
 from wardround.deploy.kits.project import Project
 from wardround.errors import ConfigError
 from wardround.files import write_bytes, write_json
@@ -252,7 +252,8 @@ def format_fingerprint(certificate: x509.Certificate) -> str:
 
 def load_authority(kit: Kit) -> x509.Certificate:
     """The certificate of the project's authority, as the kit has it."""
-    return x509.load_pem_x509_certificate(kit.authority.read_bytes())
+    with as_value_errors():
+        return x509.load_pem_x509_certificate(kit.authority.read_bytes())
 
 
 def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:

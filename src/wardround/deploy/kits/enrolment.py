@@ -32,11 +32,12 @@ from wardround.deploy.kits.authority import (
     SIGNATURE,
     Authority,
     format_fingerprint,
+    load_authority,
     make_manifest,
     write_private,
 )
 from wardround.deploy.kits.kit import ORGANISER, Kit, check_private, make_private, read_kit
-from wardround.deploy.kits.private_key import encode_key, load_key, make_key
+from wardround.deploy.kits.private_key import as_value_errors, encode_key, load_key, make_key
 from wardround.deploy.kits.project import NAME, Project
 from wardround.deploy.kits.readme import render_readme
 from wardround.deploy.kits.revocation import LIST
@@ -129,10 +130,11 @@ def revoke(kits: Path, name: str) -> Path | None:
 def read_request(path: Path, values: Mapping[str, Any]) -> rsa.RSAPublicKey:
     """The key of a signing request whose sender has its private half."""
     try:
-        request = x509.load_pem_x509_csr(str(values["csr"]).encode())
-        public = request.public_key()
-        names = [part.value for part in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        is_proved = request.is_signature_valid
+        with as_value_errors():
+            request = x509.load_pem_x509_csr(str(values["csr"]).encode())
+            public = request.public_key()
+            names = [part.value for part in request.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+            is_proved = request.is_signature_valid
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} holds no readable signing request ({error}).") from None
     shortest, longest = limits.KEY_BITS
@@ -146,9 +148,10 @@ def read_request(path: Path, values: Mapping[str, Any]) -> rsa.RSAPublicKey:
 def is_renewal(authority: Authority, values: Mapping[str, Any]) -> bool:
     """Whether the key of a certificate that is valid now asks for its successor."""
     try:
-        certificate = x509.load_pem_x509_certificate(str(values["certificate"]).encode())
-        certificate.verify_directly_issued_by(authority.certificate)
-        public = certificate.public_key()
+        with as_value_errors():
+            certificate = x509.load_pem_x509_certificate(str(values["certificate"]).encode())
+            certificate.verify_directly_issued_by(authority.certificate)
+            public = certificate.public_key()
         assert isinstance(public, rsa.RSAPublicKey)
         signature = base64.b64decode(str(values["signature"]))
         public.verify(signature, str(values["csr"]).encode(), SIGNATURE, hashes.SHA256())
@@ -190,7 +193,7 @@ def accept(
         for file in INVITED:
             write_text(target / file, files[file])
         kit = read_kit(target)
-        x509.load_pem_x509_certificate(files["keys/authority.crt"].encode())
+        load_authority(kit)
         if kit.role != "hospital" or kit.name != values["name"]:
             raise ValueError("it is not a hospital's")
         for part in (kit.state, kit.logs):
@@ -238,9 +241,9 @@ def install(kit: Kit, answer: Path | None = None) -> None:
     key = load_key(kit.next_key)
     try:
         text = str(values["files"]["keys/own.crt"])
-        certificate = x509.load_pem_x509_certificate(text.encode())
-        authority = x509.load_pem_x509_certificate(kit.authority.read_bytes())
-        certificate.verify_directly_issued_by(authority)
+        with as_value_errors():
+            certificate = x509.load_pem_x509_certificate(text.encode())
+            certificate.verify_directly_issued_by(load_authority(kit))
     except (ValueError, KeyError, TypeError, InvalidSignature):
         raise ConfigError(
             f"{path} was not issued by the authority of this kit. Compare fingerprints with the organiser."
@@ -260,7 +263,7 @@ def install(kit: Kit, answer: Path | None = None) -> None:
 
 def describe_authority(kit: Kit) -> str:
     """The fingerprint to compare by telephone."""
-    return format_fingerprint(x509.load_pem_x509_certificate(kit.authority.read_bytes()))
+    return format_fingerprint(load_authority(kit))
 
 
 # Files that come from the other side

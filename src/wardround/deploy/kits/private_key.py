@@ -9,17 +9,34 @@ from __future__ import annotations
 import getpass
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.utils import CryptographyDeprecationWarning
 
 from wardround.errors import ConfigError
 
 PASSPHRASE, PASSPHRASE_FILE = "WARDROUND_PASSPHRASE", "WARDROUND_PASSPHRASE_FILE"
 LONGEST = 1000  # characters of a passphrase; OpenSSL takes 1,023
 SHORTEST = 8
+
+
+@contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Whatever is wrong with a certificate, request or list is a ValueError, what is out of date too."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", CryptographyDeprecationWarning)
+            yield
+    except (x509.InvalidVersion, UnsupportedAlgorithm, CryptographyDeprecationWarning) as error:
+        raise ValueError(str(error)) from None
 
 
 def make_key(bits: int = 2048) -> rsa.RSAPrivateKey:

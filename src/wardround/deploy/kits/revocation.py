@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.deploy import limits
 from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.private_key import as_value_errors
 from wardround.errors import ConfigError
 
 LIST = "revoked.crl"  # in state/ of the organiser's kit, and in the authority's folder
@@ -60,11 +61,12 @@ def read_list(path: Path, authority: Path) -> tuple[int, frozenset[int]]:
             content = file.read(limits.REVOCATION_BYTES + 1)
         if len(content) > limits.REVOCATION_BYTES:
             raise ValueError("it is too large")
-        listed = x509.load_pem_x509_crl(content)
-        public = x509.load_pem_x509_certificate(authority.read_bytes()).public_key()
-        if not isinstance(public, rsa.RSAPublicKey) or not listed.is_signature_valid(public):
-            raise ConfigError(f"{path} is not signed by the project's authority. {again}")
-        number = listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-        return number, frozenset(entry.serial_number for entry in listed)
+        with as_value_errors():
+            listed = x509.load_pem_x509_crl(content)
+            public = x509.load_pem_x509_certificate(authority.read_bytes()).public_key()
+            if not isinstance(public, rsa.RSAPublicKey) or not listed.is_signature_valid(public):
+                raise ConfigError(f"{path} is not signed by the project's authority. {again}")
+            number = listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            return number, frozenset(entry.serial_number for entry in listed)
     except (OSError, ValueError, TypeError, x509.ExtensionNotFound) as error:
         raise ConfigError(f"{path} cannot be read ({error}). {again}") from None

@@ -24,7 +24,7 @@ from wardround.deploy.kits.authority import (
     load_authority,
 )
 from wardround.deploy.kits.kit import SIGNED, Kit
-from wardround.deploy.kits.private_key import load_key
+from wardround.deploy.kits.private_key import as_value_errors, load_key
 from wardround.deploy.preflight import NEW_KIT, Check, CheckFailed, PreflightContext, warn
 from wardround.errors import ConfigError
 
@@ -135,7 +135,8 @@ def check_certificates(context: PreflightContext) -> Check | str:
     path, owner = kit.own_certificate, kit.name if kit.role == "hospital" else kit.server
     ends = [check_dates(kit.authority, authority, context.now)]
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        with as_value_errors():
+            certificate = x509.load_pem_x509_certificate(path.read_bytes())
         key = load_key(kit.own_key)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CheckFailed(f"{path} or its key cannot be read ({shorten_error(error)}).", NEW_KIT) from None

@@ -85,7 +85,7 @@ class Connection:
             f"{where}:{kit.port}", credentials, options=[*OPTIONS, *use_proxy(kit)]
         )
         self.has_double = False
-        self._requests: Requests | None = None
+        self._requests: Requests | None = None  # with the first wait
         self._metadata = ((INSTANCE, instance or secrets.token_hex(16)),)
 
     def close(self) -> None:
@@ -128,6 +128,11 @@ class Connection:
                     return self._requests.receive(info, chunks, on_transfer)
             finally:
                 chunks.cancel()
+
+    def add_model(self, path: Path) -> None:
+        """A file of numbers that the organiser need not send: this hospital made them itself."""
+        if self._requests is not None:
+            self._requests.add(path)
 
     def answer(
         self,

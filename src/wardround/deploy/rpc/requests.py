@@ -1,7 +1,8 @@
 """Requests on their way into files of a hospital: resumed where a connection broke, and no model comes twice.
 
 The numbers of a request are often those of the one before: what was judged is what is trained next. The last
-of them are kept, and the organiser is told which.
+of them are kept, and those of the model that a run begins with, which the hospital builds itself; the
+organiser is told which. What is put together has the SHA-256 that the organiser announced, or is refused.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +61,7 @@ class Requests:
     def __init__(self, folder: Path, largest: int) -> None:
         self._folder = folder
         self._largest = largest
+        self._lock = threading.Lock()  # of what is kept: a model may be added while a request arrives
         self._part: Request | None = None  # of which some has come
         self._kept: dict[
             str, tuple[Path, int]
@@ -66,7 +69,8 @@ class Requests:
 
     def describe(self) -> dict[str, Any]:
         """What is here already, for the organiser."""
-        known: dict[str, Any] = {"known": list(self._kept)}
+        with self._lock:
+            known: dict[str, Any] = {"known": list(self._kept)}
         if self._part is None or not self._part.path.exists():
             return known
         return known | {"part": self._part.letter, "here": self._part.path.stat().st_size}
@@ -74,7 +78,10 @@ class Requests:
     def receive(
         self, info: dict[str, Any], chunks: Iterator[bytes], on_transfer: OnTransfer = lambda transfer: None
     ) -> Request | None:
-        """Write a request as it arrives; info: what the organiser says of it."""
+        """Write a request as it arrives; info: what the organiser says of it.
+
+        None where there is none, or where its numbers were added since the organiser was told what is here.
+        """
         if "job" not in info:
             self._drop_part()
             return None
@@ -88,6 +95,8 @@ class Requests:
         is_known = sha256 in self._kept and end == head
         if end != num_bytes and not is_known:
             raise MessageError("a request of which not all is to come, though it is not here")
+        if sha256 in self._kept and not is_known and not start:
+            return None
         here = request.path.stat().st_size if request.path.exists() else 0
         if start > min(here, end):
             raise MessageError("a request that begins after what is here")
@@ -99,8 +108,15 @@ class Requests:
             request.path.unlink()
             raise
         self._part = None
-        self._complete(request.path, head, sha256, is_known)
+        with self._lock:
+            self._complete(request.path, head, sha256, is_known)
         return request
+
+    def add(self, path: Path) -> None:
+        """Keep a file of numbers that were made here, for a request that would bring the same."""
+        with self._lock:
+            if path.stat().st_size >= SMALLEST_KEPT:
+                self._keep(path, 0, compute_sha256(path))
 
     def _choose_path(self, info: dict[str, Any]) -> Path:
         """The file of the part that is here, if this is the same request; else a new one."""
@@ -111,7 +127,7 @@ class Requests:
 
     def _complete(self, path: Path, head: int, sha256: str, is_known: bool) -> None:
         """Add numbers that were here before, check all of them, keep them for the next request."""
-        if is_known:
+        if is_known and sha256 in self._kept:
             before, start = self._kept[sha256]
             with before.open("rb") as source, path.open("ab") as file:
                 source.seek(start)

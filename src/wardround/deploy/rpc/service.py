@@ -7,7 +7,8 @@
 
 A connection that breaks costs what had not arrived: both ends keep the part they have, and what is put
 together has the SHA-256 that was announced. `Wait` names the part of a request that is there, and models that
-came before, which do not come again; `Answer` with `ask` says how much of a reply arrived.
+came before or that the hospital built itself, which do not come; `Answer` with `ask` says how much of a reply
+arrived.
 
 A message is JSON of a few fields; a request or reply is a file that both ends stream and do not read. Who
 calls is what the TLS certificate says, in every call. There is no other method, and nothing that arrives here

@@ -20,7 +20,7 @@ from wardround.data.common_names import OwnNames
 from wardround.data.federation_file import FederationFile, PrepareSettings
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError
-from wardround.files import write_json
+from wardround.files import parse_json, write_json
 from wardround.settings import Settings, explain
 
 PROPOSALS = "proposals"  # folder of a hospital's state
@@ -130,7 +130,7 @@ class ProposalFolder:
 
     def find(self, key: str) -> tuple[HospitalProposal, Decision] | None:
         try:
-            found = json.loads((self._folder / f"{key}.json").read_text(encoding="utf-8"))
+            found = parse_json((self._folder / f"{key}.json").read_text(encoding="utf-8"))
             decision: Decision = found["decision"]
             return read_proposal(found["proposal"]), decision
         except FileNotFoundError:

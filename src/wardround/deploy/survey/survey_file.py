@@ -5,7 +5,6 @@ kits/organiser/survey/survey.json, survey.html
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +18,7 @@ from wardround.deploy.survey.differences import Deviation, list_deviations
 from wardround.deploy.survey.proposing import CommonSections, join_surveyed, propose
 from wardround.deploy.survey.replies import Surveyed, read_surveyed
 from wardround.errors import ConfigError, DataError
-from wardround.files import write_json
+from wardround.files import parse_json, write_json
 from wardround.tables import Table
 from wardround.text import format_bytes
 
@@ -93,7 +92,7 @@ class Survey:
 def load_survey(path: Path) -> Survey:
     """A survey.json; what is proposed is worked out again."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         if found["version"] != FORMAT:
             raise ValueError(f"version {found['version']}, and this wardround reads {FORMAT}")
         hospitals = {name: read_surveyed(name, one) for name, one in found["hospitals"].items()}

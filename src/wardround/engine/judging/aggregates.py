@@ -6,7 +6,6 @@ is withheld as a whole, for its counts would point at them. Histograms have bins
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from wardround.data.fingerprint.histogram import FingerprintModel, Histogram, Number, Spread, make_histogram
+from wardround.files import parse_json
 from wardround.metrics.summary import Summary, summarise
 
 AGGREGATES = "aggregates.json"  # in the run folder, beside cases.csv
@@ -182,7 +182,7 @@ def as_json(aggregates: Mapping[str, Aggregate]) -> dict[str, Any]:
 def read_aggregates(path: Path) -> dict[str, Aggregate]:
     """What aggregates.json says; nothing where there is none, or it is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
         return {client: Aggregate.read(value) for client, value in found.items()}
     except (OSError, ValueError, AttributeError):
         return {}

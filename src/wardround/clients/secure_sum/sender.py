@@ -1,0 +1,223 @@
+"""Sender: a client's half of secure summation. What it answers stays with it, and leaves masked, once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wardround.aggregation.weights import is_number
+from wardround.clients.gate import describe_specs
+from wardround.clients.secure_sum.layout import (
+    ACCUSES,
+    KEY,
+    MAX_SHARE,
+    MODEL,
+    REFUSAL,
+    SumLayout,
+    choose_threshold,
+    make_context,
+)
+from wardround.errors import ClientError
+from wardround.files import parse_json, write_json
+from wardround.messages import Message
+from wardround.params import Params
+from wardround.privacy import SumNoise
+from wardround.privacy.noise import add_noise
+from wardround.privacy.secure_sum import Identity, LocalIdentity, Member, SumRefusal
+
+SUMMED = "summed.json"
+
+Charge = Callable[[], SumNoise | None]  # the noise of a client's share in a sum, charged to its budget
+
+
+@dataclass
+class Pending:
+    """A group of tensors that waits to be summed.
+
+    base: what its tensors are summed as the change of, if they are; key: the same for every attempt at this
+    answer; names: of the members, once they are known.
+    """
+
+    tensors: Params
+    base: Params | None
+    layout: SumLayout
+    key: str
+    member: Member
+    names: tuple[str, ...] = ()
+    survivors: tuple[str, ...] = ()
+    unmasked: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Sender:
+    """One client's answers until they are summed.
+
+    folder: where it remembers with whom each was summed: two sums of the same answers over different clients
+    would differ by what a single one sent. learned: names of the tensors that learn.
+    """
+
+    def __init__(self, name: str, folder: Path, learned: Collection[str], identity: Identity | None) -> None:
+        self._name = name
+        self._folder = folder
+        self._learned = frozenset(learned)
+        self._identity = identity
+        self._session = ""
+        self._threshold = 0
+        self._charge: Charge = lambda: None
+        self._pending: dict[str, Pending] = {}
+
+    def withhold(
+        self, asked: Any, round: int, task: str, reply: Message, received: Params | None, charge: Charge
+    ) -> Message:
+        """What leaves of an answer for now: numbers, counters, shapes, and keys made for this sum."""
+        if not reply.tensors():
+            return reply
+        self._session, self._threshold = read_session(asked, task)
+        self._charge, self._pending = charge, {}
+        identity = self._identity = self._identity or LocalIdentity()
+        start = "" if received is None else received.sha256()
+        told: dict[str, Any] = {}
+        for label, group in reply.tensors().items():
+            specs = {name: group.spec(name) for name in group}
+            floats = group.only([name for name in group if specs[name][1].is_floating_point])
+            base = received.only(floats) if label == MODEL and received is not None else None
+            layout = SumLayout.of(specs, None if asked.get("wide") else base, self._learned)
+            member = Member(
+                self._name,
+                context=make_context(self._session, self._threshold, round, task, label),
+                identity=identity,
+                threshold=self._threshold,
+            )
+            self._pending[label] = Pending(floats, base, layout, f"{round}:{task}:{label}:{start}", member)
+            told[label] = {
+                "specs": describe_specs(specs),
+                "advert": member.advertise(),
+                "counters": {name: group[name].tolist() for name in group if name not in floats},
+            }
+        return Message(scalars={**reply.scalars, KEY: told})
+
+    def answer(self, task: str, message: Message) -> Message:
+        """The answer to one exchange of the protocol."""
+        asked = message.scalars.get(KEY)
+        if not isinstance(asked, Mapping) or asked.get("session") != self._session:
+            raise ClientError("nothing of this sum is waiting here: the client has been restarted since")
+        pending = self._pending.get(str(asked.get("group")))
+        if pending is None:
+            raise ClientError("this group of tensors was never answered")
+        try:
+            match task:
+                case "sum_shares":
+                    return Message(scalars={"shares": self._share(pending, read(asked, "adverts"))})
+                case "sum_masked":
+                    masked = self._mask(pending, read(asked, "shares"), asked.get("weights"))
+                    return Message(extras={"masked": Params({"values": masked})})
+                case "sum_confirm":
+                    return Message(scalars={"confirmation": self._confirm(pending, asked.get("survivors"))})
+            if not pending.unmasked:  # asked again, it says the same
+                self._remember(pending)
+                pending.unmasked = pending.member.unmask(read(asked, "confirmations"))
+            return Message(scalars={"unmasked": pending.unmasked})
+        except SumRefusal as refusal:
+            if refusal.member not in (None, self._name):
+                return Message(scalars={REFUSAL: str(refusal), ACCUSES: refusal.member})
+            raise ClientError(f"secure summation: {refusal}") from None
+
+    def _share(self, pending: Pending, adverts: Mapping[str, Any]) -> dict[str, str]:
+        least = choose_threshold(len(adverts))
+        if self._threshold < least:
+            raise SumRefusal(f"{self._threshold} of {len(adverts)} could unmask it; {least} are the least")
+        pending.names = tuple(sorted(adverts))
+        return pending.member.share(adverts)
+
+    def _mask(self, pending: Pending, shares: Mapping[str, Any], weights: Any) -> Tensor:
+        factors = read_factors(weights, pending.layout, pending.names, self._name)
+        noise = self._charge() if pending.base is not None else None
+        deviation = 0.0 if noise is None else noise.share(largest_factor(weights), self._threshold)
+
+        def weigh(name: str) -> Tensor:
+            tensor = pending.tensors[name].detach().cpu().double()
+            if pending.base is not None:
+                tensor = tensor - pending.base[name].cpu().double()
+            tensor = tensor * factors[name]
+            return add_noise(tensor, deviation) if deviation and name in self._learned else tensor
+
+        vector = pending.layout.encode(weigh, len(pending.names))
+        masked = pending.member.mask(vector, shares, binding=pending.layout.bind(pending.names, weights))
+        pending.tensors, pending.base = Params(), None
+        return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
+
+    def _confirm(self, pending: Pending, survivors: Any) -> str:
+        if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
+            raise SumRefusal("the request does not name those who sent their numbers")
+        pending.survivors = tuple(sorted(survivors))
+        return pending.member.confirm(survivors)
+
+    def _remember(self, pending: Pending) -> None:
+        """Write down with whom this answer is summed; refuse another sum of it over other clients."""
+        path = self._folder / SUMMED
+        try:
+            known = dict(parse_json(path.read_bytes())) if path.exists() else {}
+        except (ValueError, TypeError):
+            raise SumRefusal(f"{SUMMED} is damaged, so it is not known what was summed before") from None
+        before, now = known.get(pending.key), list(pending.survivors)
+        if before not in (None, now):
+            raise SumRefusal(
+                f"this answer was summed before, over {describe(before)}; with a second sum, over "
+                f"{describe(now)}, what a single client sent could be computed. Wait until the same clients "
+                "are there, or begin a run with another seed"
+            )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**known, pending.key: now})
+
+
+def read_session(asked: Any, task: str) -> tuple[str, int]:
+    """Name and threshold of the sum that an answer is for."""
+    session, threshold = (
+        asked.get(key) if isinstance(asked, Mapping) else None for key in ("session", "threshold")
+    )
+    if not isinstance(session, str) or isinstance(threshold, bool) or not isinstance(threshold, int):
+        raise ClientError(f"task '{task}' is answered under secure summation alone (privacy.secure_sum)")
+    return session[:64], threshold
+
+
+def read(asked: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = asked.get(key)
+    if not isinstance(value, Mapping):
+        raise SumRefusal(f"the request has no {key}")
+    return value
+
+
+def read_factors(weights: Any, layout: SumLayout, names: tuple[str, ...], own: str) -> dict[str, float]:
+    """What each of a client's tensors is multiplied with; no client may be most of a sum."""
+    factors: dict[str, float] = {}
+    for part in weights if isinstance(weights, list) else []:
+        given: Any = part.get("factors") if isinstance(part, Mapping) else None
+        tensors: Any = part.get("names") if isinstance(part, Mapping) else None
+        if not isinstance(given, Mapping) or not isinstance(tensors, list) or set(given) != set(names):
+            raise SumRefusal("the weights do not name every member once")
+        if not all(is_number(value) for value in given.values()):
+            raise SumRefusal("a weight is not a finite number")
+        total = math.fsum(abs(value) for value in given.values())
+        if abs(given[own]) > MAX_SHARE * total:
+            raise SumRefusal(
+                f"its weight is {abs(given[own]) / total:.3g} of all, so the sum would be close to its own "
+                f"update; at most {MAX_SHARE:g} is allowed"
+            )
+        factors |= dict.fromkeys((str(name) for name in tensors), float(given[own]))
+    if set(factors) != set(layout.specs):
+        raise SumRefusal("the weights are not those of the tensors that it answered")
+    return factors
+
+
+def largest_factor(weights: Any) -> float:
+    return max((abs(value) for part in weights for value in part["factors"].values()), default=0.0)
+
+
+def describe(names: Any) -> str:
+    return ", ".join(f"'{name}'" for name in names)

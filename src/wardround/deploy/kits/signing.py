@@ -1,0 +1,98 @@
+"""Who a hospital is in a secure sum: its kit's certificate, and signatures with its kit's key.
+
+`wardround join` has read the key and, if there is one, its passphrase; the process that trains, which reads
+foreign messages, does neither. It is given `sign`, which asks `join` through their pipe (deploy/worker.py,
+deploy/joining.py). `join` signs only what begins with a tag of its own: no TLS handshake, no renewal of a
+certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.x509.oid import NameOID
+
+from wardround.deploy import limits
+from wardround.deploy.kits.authority import PURPOSES, SIGNATURE, load_authority
+from wardround.deploy.kits.kit import Kit
+from wardround.deploy.kits.private_key import load_key
+from wardround.deploy.kits.revocation import Revocations
+from wardround.privacy.secure_sum import Identity, SumRefusal
+from wardround.privacy.secure_sum.primitives import encode_fields
+
+Sign = Callable[[bytes], bytes]
+TAG = "wardround-hospital-statement-1"
+
+
+def site_identity(kit: Kit, sign: Sign | None = None) -> Identity:
+    """The hospital of a kit in secure sums; with the organiser's kit, one that verifies the hospitals.
+
+    sign: has a statement signed where the key is; without it the key is read here.
+    """
+    return KitIdentity(kit, sign or (lambda data: sign_statement(kit, data)))
+
+
+def sign_statement(kit: Kit, data: bytes) -> bytes:
+    """A signature with the kit's key; read every time, so that a renewed one is taken at once."""
+    return load_key(kit.own_key).sign(tag_statement(kit, data), SIGNATURE, hashes.SHA256())
+
+
+def tag_statement(kit: Kit, data: bytes) -> bytes:
+    """What is signed: nothing else that a kit's key signs begins like this."""
+    return encode_fields(TAG, kit.project_id, data)
+
+
+class KitIdentity:
+    """A hospital by its certificate, and the others by theirs, all of the project's authority."""
+
+    def __init__(self, kit: Kit, sign: Sign) -> None:
+        self._kit = kit
+        self._authority = load_authority(kit)
+        self._revoked = Revocations(kit)  # the organiser has the list; a hospital if it was given one
+        self.sign = sign
+
+    @property
+    def certificate(self) -> str:
+        return self._kit.own_certificate.read_text(encoding="ascii")
+
+    def verify(self, name: str, certificate: str, signature: bytes, data: bytes) -> None:
+        """Refuse a certificate that is not this hospital's or not valid, and what its key did not sign."""
+        try:
+            found = x509.load_pem_x509_certificate(certificate.encode())
+            public = found.public_key()
+            found.verify_directly_issued_by(self._authority)
+            purposes = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
+            raise refuse(name, "is not of the project's authority") from None
+        if read_names(found, NameOID.COMMON_NAME) != [name]:
+            raise refuse(name, "is not of that name")
+        units = read_names(found, NameOID.ORGANIZATIONAL_UNIT_NAME)
+        if units != ["hospital"] or PURPOSES["hospital"] not in purposes:
+            raise refuse(name, "is not a hospital's")
+        now = datetime.now(UTC)
+        if not found.not_valid_before_utc <= now <= found.not_valid_after_utc:
+            ends = f"{found.not_valid_before_utc:%Y-%m-%d} to {found.not_valid_after_utc:%Y-%m-%d}"
+            raise refuse(name, f"is valid from {ends}, and this machine says it is {now:%Y-%m-%d}")
+        self._revoked.refresh()
+        if found.serial_number in self._revoked:
+            raise refuse(name, "was revoked")
+        shortest, longest = limits.KEY_BITS
+        if not isinstance(public, rsa.RSAPublicKey) or not shortest <= public.key_size <= longest:
+            raise refuse(name, f"has a key that is not RSA of {shortest} to {longest} bits")
+        try:
+            public.verify(signature, tag_statement(self._kit, data), SIGNATURE, hashes.SHA256())
+        except InvalidSignature:
+            raise SumRefusal(f"the signature of '{name}' is not valid.", name) from None
+
+
+def read_names(certificate: x509.Certificate, kind: x509.ObjectIdentifier) -> list[str]:
+    return [str(part.value) for part in certificate.subject.get_attributes_for_oid(kind)]
+
+
+def refuse(name: str, why: str) -> SumRefusal:
+    return SumRefusal(f"the certificate of '{name}' {why}.", name)
