@@ -6,6 +6,7 @@
 # make hospitals   the deployment with real processes, on this machine: about half an hour
 # make browser   the report in a real browser (Chromium), skipped where there is none
 # make release   wheel and source distribution in dist/, installed elsewhere and tried there
+# make docs   the documentation site, into build/site; any warning is an error
 # All set up .venv on first use and start at once afterwards.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ VENV := .venv
 BIN := $(VENV)/$(if $(filter Windows_NT,$(OS)),Scripts,bin)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test coverage slow gpu hospitals browser release check format bench clean
+.PHONY: help install demo test coverage slow gpu hospitals browser release docs check format bench clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -72,6 +73,10 @@ browser: $(VENV)/.installed-test
 
 release: $(VENV)/.installed-test
 	@$(BIN)/python tools/release.py
+
+docs: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@$(BIN)/python docs/make_site.py && echo "Open build/site/index.html"
 
 bench: $(VENV)/.installed
 	@$(BIN)/python benchmarks/engine_overhead.py

@@ -1,7 +1,8 @@
-"""Writes docs/reference/configuration.md and federation.md, the tables of docs/methods/README.md and the
+"""Writes configuration.md, federation.md and commands.md of docs/reference, the tables of docs/methods and the
 questions of docs/explanation/data-protection.md.
 
-They come from the classes themselves, and from the file that `wardround dossier` answers from.
+They come from the classes and the command line themselves, and from the file that `wardround dossier` answers
+from.
 
     python docs/make_reference.py --write      # without --write the reference is printed
 
@@ -20,9 +21,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from wardround.cli import app
 from wardround.config import Config
 from wardround.data.federation_file import COMMENTS, FederationFile, Source
 from wardround.deploy.dossier import read_questions
@@ -136,6 +139,16 @@ METRIC_MEANINGS = {
     "volume_difference": "predicted less true volume",
     "relative_volume_difference": "predicted less true volume, as a share of the true",
 }
+
+
+COMMANDS = """\
+# Commands
+
+<!-- Written by docs/make_reference.py. Do not edit: change the commands and run it again. -->
+
+Every command with its arguments and options; `--help` prints the same. Exit codes: 0 done, 2 the input is
+wrong (one sentence says what), 130 stopped by Ctrl-C, 1 anything else.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -438,10 +451,42 @@ def protection_page() -> str:
     )
 
 
+# The command line
+
+
+def commands() -> str:
+    """docs/reference/commands.md: every command as `--help` has it."""
+    parts = [COMMANDS]
+    for path, command in walk(typer.main.get_command(app), ("wardround",)):
+        context = command.make_context(path[-1], [], resilient_parsing=True)
+        rows = [param.get_help_record(context) for param in command.params if not param.hidden]
+        lines = [
+            f"| `{name.replace('|', chr(92) + '|')}` | {escape_cell(text)} |"
+            for name, text in filter(None, rows)
+        ]
+        table = "\n".join(["| argument or option | meaning |", "|---|---|", *lines]) + "\n" if lines else ""
+        told = inspect.cleandoc(command.help or "").replace("<", "&lt;")
+        parts.append(f"{'#' * len(path)} `{' '.join(path)}`\n\n{told}\n\n{table}")
+    return "\n".join(parts)
+
+
+def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The commands below this one by name, each family with its own."""
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        if not inner.hidden:
+            yield (*path, name), inner
+            yield from walk(inner, (*path, name))
+
+
+def escape_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
 if __name__ == "__main__":
     if "--write" in sys.argv:
         (DOCS / "reference/configuration.md").write_text(reference(), encoding="utf-8")
         (DOCS / "reference/federation.md").write_text(federation(), encoding="utf-8")
+        (DOCS / "reference/commands.md").write_text(commands(), encoding="utf-8")
         METHODS_PAGE.write_text(methods_page(), encoding="utf-8")
         PROTECTION_PAGE.write_text(protection_page(), encoding="utf-8")
     else:

@@ -180,6 +180,42 @@ def test_the_configuration_reference_is_current(monkeypatch: MonkeyPatch) -> Non
     assert (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8") == made, f"run: {COMMAND}"
 
 
+def test_the_reference_of_commands_is_current_and_every_option_has_a_meaning(
+    monkeypatch: MonkeyPatch,
+) -> None:
+    made = load(ROOT / "docs" / "make_reference.py", monkeypatch).commands()
+
+    assert (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8") == made, f"run: {COMMAND}"
+    assert not [line for line in made.splitlines() if line.startswith("| `") and line.endswith("|  |")]
+
+
+def test_every_method_has_equations_and_no_other_has() -> None:
+    equations = yaml.safe_load((ROOT / "docs/methods/equations.yaml").read_text(encoding="utf-8"))
+
+    assert set(equations) == set(METHODS.own)
+    assert all(set(row) == {"what", "tex"} for rows in equations.values() for row in rows)
+
+
+def test_every_page_is_in_the_contents() -> None:
+    """The site is made of what docs/README.md lists; its build says the same, but takes longer."""
+    listed = {
+        (ROOT / "docs" / link.partition("#")[0]).resolve() for link in relative_links(ROOT / "docs/README.md")
+    }
+
+    assert [str(page) for page in ROOT.glob("docs/**/*.md") if page.resolve() not in listed] == [
+        str(ROOT / "docs" / name) for name in ("README.md", "site/front.md")
+    ]
+
+
+def test_fragments_of_code_about_a_new_method_stand_in_a_method() -> None:
+    text = (ROOT / "docs/how-to/add-a-method.md").read_text(encoding="utf-8")
+    code = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("src/wardround/methods/*.py"))
+    fences = re.findall(r"^```(\w*)\n(.*?)^```\n", text, re.DOTALL | re.MULTILINE)
+
+    lines = [line for kind, part in fences if not kind for line in part.splitlines()]
+    assert lines and [line for line in lines if line not in code] == []
+
+
 def test_the_reference_of_federation_files_is_current_and_every_setting_has_a_meaning(
     monkeypatch: MonkeyPatch,
 ) -> None:

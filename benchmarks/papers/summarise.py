@@ -36,6 +36,8 @@ Written by `summarise.py` from `results.tar.gz`, which `run.py` brought back. To
     python benchmarks/papers/run.py --data DATA --before benchmarks/papers/results.tar.gz --results new.tar.gz
     python benchmarks/papers/summarise.py new.tar.gz > benchmarks/papers/README.md
 
+<!-- not run: needs the data sets and hours of a GPU -->
+
 and new.tar.gz takes the place of `results.tar.gz`.
 
 Real data: polyp4 (the four polyp sources of FedEvi, smaller images, fewer cases) and lgg3d (glioma of four
