@@ -1,4 +1,4 @@
-"""Writes configuration.md, federation.md and commands.md of docs/reference, the tables of docs/methods and the
+"""Writes configuration.md, federation.md and commands.md of docs/reference, tables of docs/methods and the
 questions of docs/explanation/data-protection.md.
 
 They come from the classes and the command line themselves, and from the file that `wardround dossier` answers

@@ -16,7 +16,12 @@ SOURCE = ROOT / "src" / "wardround"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DISTRIBUTIONS = {"PIL": "pillow", "grpc": "grpcio", "yaml": "pyyaml"}  # where the import has another name
 FOUND = {"IPython", "triton"}  # used where they are: in a notebook, beside PyTorch for GPUs
-ROOMS = {"nvflare": ("deploy/nvflare",), "hospitals": ("deploy",)}  # what is imported only with its extra
+# What is imported only with its extra; the one module of secure sums that has it says so when it is used.
+ROOMS = {
+    "nvflare": ("deploy/nvflare",),
+    "hospitals": ("deploy",),
+    "privacy": ("privacy/secure_sum/primitives.py",),
+}
 SCRIPTS = "exporting/standalone"  # copied to people who have no wardround
 
 

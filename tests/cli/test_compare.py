@@ -92,7 +92,7 @@ def test_failures_are_listed_and_give_exit_code_1(
         (["{config}", "-o", "/proc/nope"], "cannot be written"),
         (["none.yaml"], "error none.yaml does not exist"),
         (["safcf-table2"], "needs data"),
-        (["fedevi-tabel1"], "neither a file nor a paper's preset. Did you mean 'fedevi-table1'"),
+        (["fedevi-tabel1"], "neither a file nor the name of a configuration. Did you mean 'fedevi-table1'"),
         (["{config}", "--methods", ""], "--methods is empty; give names like a,b"),
         (["{config}", "--objectives", ","], "List all: wardround objectives"),
         (["{config}", "--methods", "fedprox,local", "--set", "method.mu=1"], "method 'local' has no setting 'mu'"),

@@ -21,7 +21,7 @@ from typing import IO
 from wardround.child_process import ChildProcess, Line
 from wardround.deploy import limits
 from wardround.deploy.kits.kit import KIT, Kit
-from wardround.deploy.kits.signing import sign_statement
+from wardround.deploy.kits.statements import sign_statement
 from wardround.deploy.processes import STEADY_MEMORY, claim_kit, open_log
 from wardround.deploy.rpc.client import CallRefused, Connection, KitInUse, KitRefused, NoConnection
 from wardround.deploy.rpc.requests import Request, RequestTooLarge

@@ -24,7 +24,8 @@ from wardround.data.settings import DataSettings
 from wardround.deploy import limits
 from wardround.deploy.agreement import collect_facts, localise_config, open_own_federation
 from wardround.deploy.kits.kit import DATA, KIT, SITE, Kit, open_kit
-from wardround.deploy.kits.signing import Sign, site_identity
+from wardround.deploy.kits.signing import site_identity
+from wardround.deploy.kits.statements import Sign
 from wardround.deploy.ledger import Ledger
 from wardround.deploy.rules import SURVEY, Rules
 from wardround.deploy.site_file import SiteFile, find_client, load_site

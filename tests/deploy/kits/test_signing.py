@@ -22,7 +22,8 @@ from wardround.deploy.kits.kit import Kit, read_kit
 from wardround.deploy.kits.private_key import encode_key, load_key
 from wardround.deploy.kits.project import Project
 from wardround.deploy.kits.provisioning import provision
-from wardround.deploy.kits.signing import sign_statement, site_identity, tag_statement
+from wardround.deploy.kits.signing import site_identity
+from wardround.deploy.kits.statements import sign_statement, tag_statement
 from wardround.privacy.secure_sum import Coordinator, Identity, Member, SumRefusal
 
 DATA = b"statement"

@@ -51,8 +51,16 @@ READ = {
         "strays",
         "stop",
     },
-    "joining.py": {"wrong", "reply", "failed", "ready", "largest", "seconds"},  # from the process that trains
-    "worker.py": {"check", "request", "reply", "model", "largest"},
+    "joining.py": {
+        "wrong",
+        "reply",
+        "failed",
+        "ready",
+        "largest",
+        "seconds",
+        "sign",
+    },  # from the process that trains
+    "worker.py": {"check", "request", "reply", "model", "largest", "signature", "failed"},
 }
 
 

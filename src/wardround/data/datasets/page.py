@@ -90,6 +90,8 @@ Nothing is fetched; you get it under its own terms. Then
 
     wardround data init FOLDER --dataset NAME -o federation.yaml
 
+<!-- not run: needs the data sets -->
+
 writes the federation file, as for [your own data](../how-to/own-data.md). A source of a federation file
 can be `{path: FOLDER, reader: "preset:NAME"}`, so several sets can be the clients of one federation.
 "Not verified" is what could not be checked against the files themselves.

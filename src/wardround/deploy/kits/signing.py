@@ -1,14 +1,7 @@
-"""Who a hospital is in a secure sum: its kit's certificate, and signatures with its kit's key.
-
-`wardround join` has read the key and, if there is one, its passphrase; the process that trains, which reads
-foreign messages, does neither. It is given `sign`, which asks `join` through their pipe (deploy/worker.py,
-deploy/joining.py). `join` signs only what begins with a tag of its own: no TLS handshake, no renewal of a
-certificate.
-"""
+"""Who a hospital is in a secure sum: its kit's certificate, and signatures with its kit's key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 from cryptography import x509
@@ -20,13 +13,9 @@ from cryptography.x509.oid import NameOID
 from wardround.deploy import limits
 from wardround.deploy.kits.authority import PURPOSES, SIGNATURE, load_authority
 from wardround.deploy.kits.kit import Kit
-from wardround.deploy.kits.private_key import load_key
 from wardround.deploy.kits.revocation import Revocations
+from wardround.deploy.kits.statements import Sign, sign_statement, tag_statement
 from wardround.privacy.secure_sum import Identity, SumRefusal
-from wardround.privacy.secure_sum.primitives import encode_fields
-
-Sign = Callable[[bytes], bytes]
-TAG = "wardround-hospital-statement-1"
 
 
 def site_identity(kit: Kit, sign: Sign | None = None) -> Identity:
@@ -35,16 +24,6 @@ def site_identity(kit: Kit, sign: Sign | None = None) -> Identity:
     sign: has a statement signed where the key is; without it the key is read here.
     """
     return KitIdentity(kit, sign or (lambda data: sign_statement(kit, data)))
-
-
-def sign_statement(kit: Kit, data: bytes) -> bytes:
-    """A signature with the kit's key; read every time, so that a renewed one is taken at once."""
-    return load_key(kit.own_key).sign(tag_statement(kit, data), SIGNATURE, hashes.SHA256())
-
-
-def tag_statement(kit: Kit, data: bytes) -> bytes:
-    """What is signed: nothing else that a kit's key signs begins like this."""
-    return encode_fields(TAG, kit.project_id, data)
 
 
 class KitIdentity:
