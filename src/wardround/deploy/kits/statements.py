@@ -9,8 +9,10 @@ PyTorch, so this module needs none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from wardround.deploy.kits.authority import SIGNATURE
 from wardround.deploy.kits.kit import Kit
@@ -18,11 +20,20 @@ from wardround.deploy.kits.private_key import load_key
 
 Sign = Callable[[bytes], bytes]
 TAG = b"wardround-hospital-statement-1"
+LOADED: dict[Path, tuple[bytes, rsa.RSAPrivateKey]] = {}  # a key's file as it was, and the key
 
 
 def sign_statement(kit: Kit, data: bytes) -> bytes:
-    """A signature with the kit's key; read every time, so that a renewed one is taken at once."""
-    return load_key(kit.own_key).sign(tag_statement(kit, data), SIGNATURE, hashes.SHA256())
+    """A signature with the kit's key."""
+    return load_present_key(kit.own_key).sign(tag_statement(kit, data), SIGNATURE, hashes.SHA256())
+
+
+def load_present_key(path: Path) -> rsa.RSAPrivateKey:
+    """The key in a file, a renewed one at once; it is checked only when it is new, which takes 0.1 s."""
+    content = path.read_bytes()
+    if path not in LOADED or LOADED[path][0] != content:
+        LOADED[path] = content, load_key(path)
+    return LOADED[path][1]
 
 
 def tag_statement(kit: Kit, data: bytes) -> bytes:
