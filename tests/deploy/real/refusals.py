@@ -511,7 +511,9 @@ class Refusals:
                 self.answered.setdefault((known, name), now)
 
     def seconds(self, task: str, name: str) -> float:
-        return self.answered[task, name] - self.asked[task, name]
+        """0 where it answered between two looks."""
+        asked = self.asked.get((task, name))
+        return 0.0 if asked is None else self.answered.get((task, name), time.monotonic()) - asked
 
 
 def refuse_in_a_run(place: Place, report: Report) -> None:
