@@ -309,6 +309,9 @@ def test_a_client_that_gives_a_wrong_share_is_refused_and_the_rest_suffice(table
         {"params": 3},
         {"params": {}},
         {"params": {"specs": {"a": [[2], "F32"]}, "counters": {"a": [1]}}},
+        {"params": {"specs": 5}},
+        {"params": {"specs": {"a": [[2], "I64"]}, "counters": {"a": [1]}, "advert": {}}},
+        {"params": {"specs": {"a": [[], "I64"]}, "counters": {"a": 10**30}, "advert": {}}},
     ],
 )
 def test_an_answer_that_cannot_be_read_is_refused(table: Table, told: Any) -> None:

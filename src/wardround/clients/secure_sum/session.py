@@ -36,8 +36,6 @@ from wardround.privacy.secure_sum import Coordinator, SumRefusal
 from wardround.tables import one_line
 
 MOST_TENSORS = 100_000  # of a group
-LARGEST_COUNTER = 2**62
-
 ATTEMPTS = 3  # to hear what removes the masks from enough clients
 ACCUSERS = 2  # so many members who say that another lied are believed; a single one may be the liar
 
@@ -59,8 +57,8 @@ class SumSession:
     sent: what each of them was sent; learned: names of the tensors that learn; ask: one more exchange with
     some clients; refuse: counts a client's answer to a task as refused, with the reason; exclude: leaves a
     client that lied out of what is left of the round; keep: from here on the round can be repeated with these
-    alone; judge: why a sum cannot be used, by the norm of the
-    change and of the model; note: what the records say of each sum.
+    alone; judge: why a sum cannot be used, by the norm of the change and of the model; note: what the records
+    say of each sum.
     """
 
     def __init__(
@@ -117,15 +115,15 @@ class SumSession:
         return Message(extras=extras, scalars=scalars) if params is None else Message(params, extras, scalars)
 
     def _open_group(self, client: str, label: str, entry: Any) -> Withheld:
-        if not isinstance(entry, Mapping) or len(entry.get("specs", ())) > MOST_TENSORS:
-            raise ValueError(f"what it says of {label} cannot be read")
         try:
+            if len(entry["specs"]) > MOST_TENSORS:
+                raise ValueError(f"{label} has more than {MOST_TENSORS} tensors")
             specs = read_specs(entry["specs"])
             counters = {
                 str(name): read_counter(value, *specs[name]) for name, value in entry["counters"].items()
             }
             advert = {str(key): str(value) for key, value in entry["advert"].items()}
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
             raise ValueError(f"what it says of {label} cannot be read ({error})") from None
         group = self._groups.setdefault(label, Group())
         group.specs[client], group.adverts[client] = specs, advert
