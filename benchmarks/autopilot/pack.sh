@@ -17,7 +17,7 @@ fetch() {
     --platform manylinux_2_17_x86_64 --platform manylinux_2_28_x86_64 -d "$work/wheels" "$@" 2> "$work/pip.log" ||
     { cat "$work/pip.log" >&2; exit 1; }
 }
-fetch monai nibabel "pydantic>=2" annotated-types typing-inspection typing-extensions \
+fetch monai nibabel "pydantic>=2" annotated-types typing-inspection typing-extensions psutil \
   nnunetv2==2.8.1 batchgenerators==0.25.5 batchgeneratorsv2==0.3.6 dynamic-network-architectures==0.4.4 \
   blosc2==3.7.2 ndindex numexpr msgpack py-cpuinfo platformdirs requests urllib3 idna charset-normalizer certifi \
   connected-components-3d fft-conv-pytorch seaborn threadpoolctl tifffile

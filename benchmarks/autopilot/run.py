@@ -17,11 +17,9 @@ import csv
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +31,7 @@ from typing import Any
 import yaml
 
 from wardround.files import write_json
+from wardround.gpu_service import GpuService
 
 HERE = Path(__file__).parent
 SETS = ("hippocampus", "lgg3d", "fundus_odoc", "polyp4")
@@ -209,29 +208,15 @@ def read_cases(path: Path, data: Path) -> list[dict[str, Any]]:
 @contextmanager
 def shared_gpu(jobs: int) -> Iterator[None]:
     """CUDA's multi-process service, so that kernels of several runs overlap; without it where it fails."""
-    control = shutil.which("nvidia-cuda-mps-control")
-    if control is None or jobs == 1:
+    service = GpuService()
+    environment = service.start() if jobs > 1 else {}
+    os.environ |= environment
+    try:
         yield
-        return
-    with tempfile.TemporaryDirectory(prefix="mps") as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        own = os.environ | places
-        try:
-            subprocess.run([control, "-d"], env=own, check=True, timeout=20, capture_output=True)
-            probe = "import torch; torch.zeros(9, device='cuda').sum().item()"
-            subprocess.run(
-                [sys.executable, "-c", probe], env=own, check=True, timeout=90, capture_output=True
-            )
-            os.environ |= places
-            print("kernels of several runs overlap (CUDA's multi-process service)", flush=True)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"runs take turns on the GPU: {error}", flush=True)
-        try:
-            yield
-        finally:
-            for name in places:
-                os.environ.pop(name, None)
-            subprocess.run([control], input=b"quit\n", env=own, check=False, capture_output=True)
+    finally:
+        for name in environment:
+            os.environ.pop(name, None)
+        service.stop()
 
 
 def has_gpu() -> bool:
