@@ -27,13 +27,14 @@ from typing import Any
 import torch
 import yaml
 
-from wardround.data.cases import Split, TensorSplit, join_splits
+from wardround.data.cases import Split, TensorSplit
 from wardround.data.listing import Entry
 from wardround.data.phantom import files as phantom_files
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.preparing.pool import prepare_cases
 from wardround.data.serving.augment import Augmentation
 from wardround.data.serving.loading import RealData
+from wardround.data.serving.resident import join_splits
 from wardround.data.settings import DataSettings
 
 SIZE = (160, 160)

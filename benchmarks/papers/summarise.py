@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.comparison import Comparison
-from wardround.comparison.groups import is_reference
+from wardround.comparison.headline import is_reference
 from wardround.comparison.published import OrderAgreement, compare_order, find_printed
 from wardround.comparison.published import summarise_print as printed_value
 from wardround.comparison.scores import RowScores
