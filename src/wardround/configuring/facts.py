@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from wardround.data.fingerprint.measure import Modality
+from wardround.data.fingerprint.case import Modality
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Any
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
 from wardround.configuring.preparation_rules import plan_preparation
+from wardround.data.fingerprint.case import ALL
 from wardround.data.fingerprint.distance import join_words, quote
-from wardround.data.fingerprint.measure import ALL, Fingerprint
+from wardround.data.fingerprint.measure import Fingerprint
 from wardround.deploy.agreement import DataFacts
 from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare, spell
 from wardround.deploy.survey.replies import Surveyed
