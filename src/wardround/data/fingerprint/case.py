@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wardround.data.fingerprint.histogram import VoxelCounts, clip_intensity
+from wardround.data.fingerprint.positions import Spans, find_spans
 from wardround.data.listing import Entry, Labels, Places
 from wardround.data.preparing.geometry import find_reorientation, reorient
 from wardround.data.preparing.prepare import find_box, take_channels
@@ -36,7 +37,8 @@ class CaseStatistics:
 
     shape: after cropping; kept: share of the voxels it leaves; raw, standard: quantiles of each channel as
     stored and standardised; modality: of each channel by its values; voxels: of each class, None without a
-    label; extent: voxels of the box around all classes, and inside: intensities in it, where there are any.
+    label; extent: voxels of the box around all classes, and inside: intensities in it, where there are any;
+    spans: where each class lies, in voxels of that box.
     A channel that is absent has NaN as quantiles, and None.
     """
 
@@ -51,6 +53,7 @@ class CaseStatistics:
     voxels: Mapping[str, int] | None
     extent: tuple[int, ...] = ()
     inside: tuple[VoxelCounts | None, ...] = ()
+    spans: Spans = field(default_factory=dict)
 
 
 def measure_case(
@@ -84,8 +87,11 @@ def measure_case(
     box = find_box(reorient(filled if drawn is None else filled | drawn, order, flips)[0])
     shape = tuple(stop - start for start, stop in box)
     found: dict[str, Any] = {}
-    if drawn is not None and drawn.any():
-        found["extent"] = tuple(stop - start for start, stop in find_box(reorient(drawn, order, flips)[0]))
+    if label is not None and drawn is not None and drawn.any():
+        extent = find_box(reorient(drawn, order, flips)[0])
+        found["extent"] = tuple(stop - start for start, stop in extent)
+        within = reorient(label.data, order, flips)[0][tuple(slice(*ends) for ends in extent)]
+        found["spans"] = find_spans(within, labels or name_values(within))
         inside = [count_inside(channel, drawn[0]) for channel in image.data]
         found["inside"] = place_values(inside, entry.places, None)
     return CaseStatistics(
@@ -137,6 +143,13 @@ def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
     """Class -> its voxels, and those of all classes together."""
     values, counts = np.unique(label, return_counts=True)
     found = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
-    meaning = labels or {f"class {value}": (value,) for value in found if value > 0}
-    voxels = {name: sum(found.get(value, 0) for value in own) for name, own in meaning.items()}
+    voxels = {
+        name: sum(found.get(value, 0) for value in own)
+        for name, own in (labels or name_values(values)).items()
+    }
     return {ALL: sum(voxels.values()), **voxels}
+
+
+def name_values(values: NDArray[Any]) -> dict[str, tuple[int, ...]]:
+    """A class of its own for every value above 0."""
+    return {f"class {int(value)}": (int(value),) for value in np.unique(values) if value > 0}

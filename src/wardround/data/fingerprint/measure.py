@@ -1,10 +1,10 @@
 """Measure: the fingerprint of a client's data, which a hospital may share before training.
 
 A `Fingerprint` holds counts, histograms of shapes, spacings and foreground sizes, intensities averaged over
-cases, and what the client computes with; no name but the client's, no value of a single case. Every number
-is of at least three patients (`histogram`). With fewer than `minimum` groups (patients) only that is
-reported, and a class that fewer of them have is not described either. Where all cases are the user's own,
-`minimum` may be 1: then single cases are told apart.
+cases, how classes lie to each other, and what the client computes with; no name but the client's, no value of
+a single case. Every number is of at least three patients (`histogram`, `positions`). With fewer than
+`minimum` groups (patients) only that is reported, and a class that fewer of them have is not described
+either. Where all cases are the user's own, `minimum` may be 1: then single cases are told apart.
 
 Shapes are after cropping to what is not zero in any channel, as nnU-Net crops, with all that is labelled
 inside; axes are those of prepared scans.
@@ -26,25 +26,27 @@ from wardround.data.fingerprint.case import ALL, LEVELS, CaseStatistics, Matrix,
 from wardround.data.fingerprint.hardware import Hardware, describe_hardware
 from wardround.data.fingerprint.histogram import (
     BEHIND,
+    LONGEST_NAME,
     FingerprintModel,
     Histogram,
     IntensityHistogram,
+    Name,
     Number,
     Share,
     count_intensities,
     make_histogram,
     round_all,
 )
+from wardround.data.fingerprint.positions import MOST_PAIRS, PairPosition, summarise_positions
 from wardround.data.listing import Entry, Labels, Watch
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.text import format_bytes
 
 MOST_BYTES = 4 << 20  # of a fingerprint
-MOST_CHANNELS, MOST_CLASSES, LONGEST_NAME = 64, 256, 200
+MOST_CHANNELS, MOST_CLASSES = 64, 256
 T = TypeVar("T")
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
-Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 FewOrMany = (
     Annotated[int, Field(ge=1, le=10**9)]
     | Annotated[str, Field(pattern=r"^(fewer than \d{1,9}|\d{1,9} or more)$")]
@@ -80,11 +82,11 @@ class Fingerprint(FingerprintModel):
     millimetres along each axis, after cropping; kept: share of the voxels that cropping leaves; intensity,
     contrast: of each channel, as stored and with mean 0 and SD 1 in each case; inside: of labelled voxels;
     foreground: class -> sizes, None for a class that too few cases have; foreground_extent: millimetres of
-    the box around all classes; modality: of each channel, by its values. Of a channel that too few cases
-    have, None stands in all of these.
+    the box around all classes; positions: of pairs of classes to each other; modality: of each channel, by
+    its values. Of a channel that too few cases have, None stands in all of these.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     client: Name
     cases: FewOrMany
     groups: FewOrMany
@@ -100,12 +102,17 @@ class Fingerprint(FingerprintModel):
     inside: tuple[IntensityHistogram | None, ...] = Field((), max_length=MOST_CHANNELS)
     foreground: dict[Name, Sizes | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     foreground_extent: Axes = ()
+    positions: tuple[PairPosition, ...] = Field((), max_length=MOST_PAIRS)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         channels, axes = len(self.intensity), len(self.shape)
         channels_differ = {len(self.contrast), len(self.modality), len(self.inside) or channels} != {channels}
         axes_differ = {len(self.spacing), len(self.extent), len(self.foreground_extent) or axes} != {axes}
+        pairs = [frozenset(one.classes) for one in self.positions]
+        axes_differ = axes_differ or any(len(one.before) != axes for one in self.positions)
+        if len(set(pairs)) < len(pairs) or not set().union(*pairs) <= set(self.foreground):
+            raise ValueError("positions are twice of the same classes, or of classes without sizes")
         if channels_differ or axes_differ:
             raise ValueError("axes or channels are missing")
         if self.is_open and (axes < 2 or self.kept is None):
@@ -121,7 +128,8 @@ class Fingerprint(FingerprintModel):
         """The number of cases of every bin."""
         sizes = [one for own in self.foreground.values() if own for one in (own.fraction, own.volume)]
         every = [*self.shape, *self.spacing, *self.extent, *self.foreground_extent, self.kept, *sizes]
-        return [count for one in every if one is not None for count in one.counts]
+        positions = [count for one in self.positions for count in one.count_patients()]
+        return [count for one in every if one is not None for count in one.counts] + positions
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -254,6 +262,9 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None 
         "inside": tuple(count_labelled(own, n, minimum, behind) for n, own in enumerate(channels) if known),
         "foreground": summarise_sizes(cases, minimum, behind, strict=strict),
         "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
+        "positions": summarise_positions(
+            [case.spans for case in known], owners if known else [], list_classes(cases), minimum, behind
+        ),
     }
     return Fingerprint.from_dict(content)
 
@@ -299,14 +310,20 @@ def average_curve(values: Sequence[Matrix]) -> Curve | None:
     return Curve(mean=round_all(table.mean(axis=0)), sd=round_all(deviation))
 
 
+def list_classes(cases: Iterable[CaseStatistics]) -> list[str]:
+    """In the order of `labels`."""
+    every = dict.fromkeys(name for case in cases for name in case.voxels or ())
+    return [name for name in every if name != ALL]
+
+
 def summarise_sizes(
     cases: Sequence[CaseStatistics], minimum: int, behind: int, *, strict: bool = False
 ) -> dict[str, Sizes | None]:
     """Sizes of each class where it is; None if of few groups. strict: few that lack it are not told."""
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
-    classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
-    for name in [ALL, *classes] if len(classes) > 1 else [ALL] if labelled else []:
+    classes = list_classes(cases)
+    for name in [ALL, *sorted(classes)] if len(classes) > 1 else [ALL] if labelled else []:
         own = [(case, voxels[name]) for case, voxels in labelled if voxels.get(name, 0) > 0]
         groups = [case.entry.group for case, _ in own]
         if len(set(groups)) < max(1, minimum):

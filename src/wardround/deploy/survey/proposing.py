@@ -193,4 +193,10 @@ def use_names(one: Surveyed, common: CommonSections, hospital: str) -> Fingerpri
     sizes = {word: found.foreground.get(ALL if alone else name) for word, name in classes.items()}
     all_sizes = {ALL: found.foreground.get(ALL)}
     changes["foreground"] = {ALL: next(iter(sizes.values()))} if len(sizes) == 1 else {**all_sizes, **sizes}
+    known = {name: word for word, name in classes.items()}
+    changes["positions"] = tuple(
+        pair.model_copy(update={"classes": (known[pair.classes[0]], known[pair.classes[1]])})
+        for pair in found.positions
+        if set(pair.classes) <= set(known)
+    )
     return found.model_copy(update=changes)
