@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from wardround.data.cases import Batch, to_device
+from wardround.data.serving.mirroring import mirror
 from wardround.seeding import generator
 from wardround.settings import Settings
 
@@ -252,16 +253,6 @@ def drop_channels(image: Tensor, chance: float, draw: torch.Generator) -> Tensor
 
 
 # Geometry
-
-
-def mirror(batch: Batch, chosen: Tensor) -> Batch:
-    """Mirror each case along its axes; chosen: (B, d) booleans on the CPU, so that only those are touched."""
-    image, label = batch.image.clone(), batch.label.clone()
-    for axis, cases in enumerate(chosen.unbind(dim=1)):
-        which = to_device(cases.nonzero()[:, 0], image.device)
-        image.index_copy_(0, which, image[which].flip(axis + 2))
-        label.index_copy_(0, which, label[which].flip(axis + 1))
-    return replace(batch, image=image, label=label)
 
 
 def make_rotations(
