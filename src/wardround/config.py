@@ -114,7 +114,8 @@ class EvaluateSettings(Settings):
     )
     tta: bool = Field(
         False,
-        description="test, calibrate and predict with the mean over mirror images (test-time augmentation)",
+        description="test, calibrate and predict with the mean over mirror images (test-time augmentation), "
+        "along augmentation.mirror_axes",
     )
     tolerance: float = Field(
         1.0, gt=0, description="millimetres for surface Dice; pixels where files have no spacing"

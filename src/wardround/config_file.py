@@ -10,6 +10,7 @@ from typing import Any
 
 from wardround.builtin_configs import find_config
 from wardround.config import Config, TrafficSettings
+from wardround.data.serving.mirroring import find_mirror_axes
 from wardround.errors import ConfigError
 from wardround.losses.contrastive_objectives import probe_output
 from wardround.losses.loss_function import NAME as LOSS_FUNCTION
@@ -231,14 +232,16 @@ def check_secure_sum(config: Config) -> None:
 
 
 def check_inference(config: Config, objective: Objective) -> None:
-    """Refuse windows of other dimensions than the data, and mirror images that cannot be averaged."""
+    """Refuse windows and axes that the data do not have, and mirror images that cannot be averaged."""
     window, dimensions = config.evaluate.window, config.data.dimensions
     if window is not None and dimensions is not None and len(window) != dimensions:
         raise ConfigError(
             f"evaluate.window is {list(window)}, but the data are {dimensions}D; give {dimensions} numbers."
         )
+    if dimensions is not None:
+        find_mirror_axes(config.augmentation.mirror_axes, dimensions)
     if config.evaluate.tta:
-        check_averaging(objective)
+        check_averaging(objective, config.augmentation.mirror_axes)
 
 
 def check_average(config: Config, method: Method, objective: Objective) -> None:

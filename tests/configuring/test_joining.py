@@ -168,7 +168,26 @@ def test_spacings_that_only_some_files_have_are_not_used() -> None:
     assert facts.notes[0].startswith("Files of 'north' do not say millimetres")
 
 
+def beside(number: int, mask: Any) -> Any:
+    """A tumour after the organ along the second axis, where the number is even."""
+    mask[:, 2:4, 6:8] = 2 * (number % 2 == 0)
+    return mask
+
+
+def test_positions_of_classes_are_joined_over_clients() -> None:
+    (found,) = join(measure(label=beside, minimum=1), measure("south", label=beside, minimum=1)).positions
+
+    assert (found.classes, found.patients) == (("organ", "tumour"), 6)
+    assert (found.before, found.after) == ((0, 6), (0, 0))
+
+
+def test_positions_of_few_patients_are_not_told() -> None:
+    assert measure(label=beside).positions == ()
+
+
 # What arrives
+
+PAIR = {"classes": ["organ", "tumour"], "patients": 6, "before": [6, 0], "after": [0, 0]}
 
 
 @pytest.mark.parametrize(
@@ -185,10 +204,17 @@ def test_spacings_that_only_some_files_have_are_not_used() -> None:
         {"modality": ["pet"]},
         {"hardware": {"device": "cpu", "memory": -1, "cores": 1}},
         {"intensity": [{"mean": [0.0] * 7, "sd": [0.0] * 7}] * 2},
+        {"positions": [{**PAIR, "before": [6, 6], "after": [0, 5]}]},
+        {"positions": [{**PAIR, "before": [6, 0, 0], "after": [0, 0, 0]}]},
+        {"positions": [{**PAIR, "before": [-1, 0]}]},
+        {"positions": [{**PAIR, "classes": ["organ", "organ"]}]},
+        {"positions": [{**PAIR, "classes": ["organ", "spleen"]}]},
+        {"positions": [PAIR, {**PAIR, "classes": ["tumour", "organ"]}]},
+        {"positions": [PAIR] * 100_000},
     ],
 )
 def test_hostile_content_is_refused(change: dict[str, Any]) -> None:
-    plain = measure().as_dict()
+    plain = measure(label=beside).as_dict()
     content = json.dumps({**plain, **change}).encode()
     with pytest.raises(DataError, match="This is not a fingerprint"):
         Fingerprint.from_bytes(content)

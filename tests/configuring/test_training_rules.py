@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from wardround.config_file import load_config
 from wardround.configuring.facts import Facts
 from wardround.configuring.plan import Choice
 from wardround.configuring.training_rules import (
@@ -18,6 +19,7 @@ from wardround.configuring.training_rules import (
     choose_work,
     find_overlap,
 )
+from wardround.data.fingerprint.positions import PairPosition
 
 Make = Callable[..., Facts]
 
@@ -127,17 +129,75 @@ def test_adam_trains_below_ten_thousand_steps_and_nnunets_sgd_from_there() -> No
     ],
 )
 def test_patches_rotate_as_nnunets_and_thick_slices_in_their_plane(
-    patch: tuple[int, ...], angle: float, axis: int | None
+    make_facts: Make, patch: tuple[int, ...], angle: float, axis: int | None
 ) -> None:
-    found = values(choose_augmentation(5000, patch))["augmentation"]
+    found = values(choose_augmentation(make_facts(shape=patch), 5000, patch))["augmentation"]
 
     assert (found["rotate"], found.get("slice_axis")) == (angle, axis)
     assert found["spatial"] > 0
     assert found["mirror"] == 0.5
 
 
-def test_few_steps_see_images_as_they_are() -> None:
-    assert values(choose_augmentation(500, (64, 64)))["augmentation"] == {"flip": 0.0, "intensity": 0.0}
+def test_few_steps_see_images_as_they_are(make_facts: Make) -> None:
+    found = values(choose_augmentation(make_facts(shape=(64, 64)), 500, (64, 64)))
+
+    assert found["augmentation"] == {"flip": 0.0, "intensity": 0.0}
+
+
+def lie(before: Sequence[int], after: Sequence[int], patients: int = 100) -> dict[str, Any]:
+    pair = PairPosition(classes=("core", "rim"), patients=patients, before=tuple(before), after=tuple(after))
+    return {"positions": (pair,)}
+
+
+@pytest.mark.parametrize(
+    ("positions", "axes"),
+    [
+        ({}, None),
+        (lie((94, 0, 50), (0, 94, 50)), None),
+        (lie((95, 0, 50), (0, 94, 50)), [1, 2]),
+        (lie((95, 0, 50), (0, 98, 50)), [2]),
+        (lie((9, 0, 0), (0, 0, 0), 9), None),
+        (lie((10, 0, 0), (0, 0, 0), 10), [1, 2]),
+        (lie((9, 0, 0), (0, 0, 0), 10), None),
+        (lie((100, 0, 100), (0, 100, 0)), []),
+    ],
+)
+def test_an_axis_that_tells_classes_apart_is_not_mirrored(
+    make_facts: Make, positions: dict[str, Any], axes: list[int] | None
+) -> None:
+    facts, plain = make_facts(**positions), make_facts()
+    found, today = (
+        values(choose_augmentation(f, 5000, (64, 64, 64)))["augmentation"] for f in (facts, plain)
+    )
+    tested = values(choose_evaluation(facts, 5000, (64, 64, 64)))["evaluate.tta"]
+
+    assert found.get("mirror_axes") == axes
+    assert found["mirror"] == (0.0 if axes == [] else 0.5)
+    assert tested is (axes != [])
+    assert {**found, "mirror": 0.5, "mirror_axes": 0} == {**today, "mirror_axes": 0}
+    load_config({"augmentation": found, "evaluate": {"tta": tested}})
+
+
+def test_the_reason_names_the_classes_and_the_axis(make_facts: Make) -> None:
+    facts = make_facts(**lie((0, 1, 50), (97, 99, 50)))
+    (mirrored,) = choose_augmentation(facts, 5000, (64, 64, 64))
+    tta = next(c for c in choose_evaluation(facts, 5000, (64, 64, 64)) if c.key == "evaluate.tta")
+
+    assert mirrored.reason == (
+        "nnU-Net's set; 'rim' lies before 'core' along R in 97 % of 100 patients: not mirrored along it; "
+        "'rim' lies before 'core' along A in 99 % of 100 patients: not mirrored along it"
+    )
+    assert tta.reason == "the mean over 2 mirror images, along the axes of training"
+
+
+def test_of_pictures_axes_have_numbers_and_few_steps_leave_their_mark_on_prediction(make_facts: Make) -> None:
+    facts = make_facts(shape=(64, 64), **lie((0, 100), (0, 0)))
+    (found,) = choose_augmentation(facts, 500, (64, 64))
+
+    assert found.value == {"flip": 0.0, "intensity": 0.0, "mirror_axes": [0]}
+    assert "'core' lies before 'rim' along axis 1 in 100 % of 100 patients" in found.reason
+    (many,) = choose_augmentation(facts, 5000, (64, 64))
+    assert many.value["mirror_axes"] == [0] and many.value["mirror"] == 0.5
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 1), (2, 2), (3, 2), (4, 2), (7, 4)])

@@ -84,14 +84,21 @@ def test_monai_runs_it_and_gives_the_mask_of_predict(
 
 
 @pytest.mark.parametrize(
-    "evaluate", [{"tta": True}, {"window": [8, 8, 8]}, {"tta": True, "window": [8, 8, 8]}]
+    ("evaluate", "axes"),
+    [
+        ({"tta": True}, None),
+        ({"tta": True}, [0, 2]),
+        ({"window": [8, 8, 8]}, None),
+        ({"tta": True, "window": [8, 8, 8]}, None),
+    ],
 )
 def test_mirror_images_and_windows_of_the_run_come_along(
-    volumes: Path, tmp_path: Path, evaluate: dict[str, Any]
+    volumes: Path, tmp_path: Path, evaluate: dict[str, Any], axes: list[int] | None
 ) -> None:
     shutil.copytree(volumes, tmp_path / "run")
     settings = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     settings["evaluate"].update(evaluate)
+    settings["augmentation"]["mirror_axes"] = axes
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings))
     scan = next((volumes.parent / "scans").glob("*/images/*.nii.gz"))
     (expected,) = predict(tmp_path / "run", scan, uncertainty=None, probabilities=False, device="cpu")
@@ -106,7 +113,8 @@ def test_mirror_images_and_windows_of_the_run_come_along(
     assert np.array_equal(parts.MaskOnOwnGrid(model)(item)["pred"], expected.mask)
     assert not np.array_equal(expected.mask, plain.mask)  # or nothing would be shown
     assert np.array_equal(Predictor([model])(item["scan"]).mask, expected.mask)  # as a PyTorch folder does
-    assert "as the run was tested" in (folder / "docs" / "README.md").read_text()
+    readme = (folder / "docs" / "README.md").read_text()
+    assert "as the run was tested" in readme and ("along axes 0 and 2" in readme) is (axes is not None)
 
 
 @pytest.mark.skipif(

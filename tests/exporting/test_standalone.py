@@ -202,7 +202,11 @@ CT = {"normalise": "ct", "intensities": [[10.0, 700.0, 300.0, 150.0]]}
         ),
         (
             {"size": [16, 12, 20], "spacing": [8, 9, 10], "normalise": "zscore_nonzero"},
-            {"objective": {"name": "evidential"}, "evaluate": {"window": [8, 12, 8], "tta": True}},
+            {
+                "objective": {"name": "evidential"},
+                "evaluate": {"window": [8, 12, 8], "tta": True},
+                "augmentation": {"mirror_axes": [0, 2]},
+            },
         ),
         ({"orientation": None, "normalise": "zscore"}, {"evaluate": {"window": [9, 8, 10]}}),
     ],

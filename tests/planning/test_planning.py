@@ -12,6 +12,7 @@ from pytest import CaptureFixture, MonkeyPatch, approx, fixture, mark
 from torch import nn
 
 import wardround as wr
+from wardround.data.serving.augment import Augmentation
 from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
 from wardround.planning import costs
@@ -215,11 +216,13 @@ def test_windows_and_mirror_images_count_in_the_time_of_a_test(tmp_path: Path) -
     client = ClientPlan("north", train=10, val=2, test=4, steps=5)
     plain = config(tmp_path, evaluate={"overlays": 0, "calibrate": False})
     mirrored = config(tmp_path, evaluate={"overlays": 0, "calibrate": False, "tta": True, "window": [8, 8]})
+    once = mirrored.model_copy(update={"augmentation": Augmentation(mirror_axes=(1,))})
     chosen = config(tmp_path, evaluate={"overlays": 0, "calibrate": False, "postprocess": "auto"})
 
     assert estimate_test(plain, seen, client, windows=1) == 4 * 0.5
     assert estimate_test(chosen, seen, client, windows=1) == (4 + client.val) * 0.5  # once more over these
     assert estimate_test(mirrored, seen, client, windows=3) == 4 * 0.5 * 3 * 4  # 2 axes: 4 mirror images
+    assert estimate_test(once, seen, client, windows=3) == 4 * 0.5 * 3 * 2
     assert count_windows((16, 8), (8, 8)) == 3  # they overlap by half
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from prediction.threshold import Threshold, ball, predictor, save_nifti, trained
+from wardround.data.serving.augment import Augmentation
 from wardround.errors import ConfigError
 from wardround.models.base import Output
 from wardround.prediction.predicting import Predictor
@@ -51,6 +53,21 @@ def test_mirror_images_are_one_pass_and_a_run_tested_with_them_predicts_with_the
     assert torch.equal(mirrored.probabilities, as_tested.probabilities)
     assert not torch.allclose(mirrored.probabilities, plain.probabilities, atol=0.01)
     assert mirrored.kind == "entropy" and mirrored.epistemic is None  # not samples
+
+
+def test_a_run_predicts_with_mirror_images_along_the_axes_it_trained_with() -> None:
+    image, run = torch.rand(1, 6, 5, 4), trained(model=Leaning())
+
+    def infer(axes: tuple[int, ...] | None) -> Tensor:
+        chosen = run.config.model_copy(update={"augmentation": Augmentation(mirror_axes=axes)})
+        return Predictor([replace(run, config=chosen)], tta=True).infer(image).probabilities
+
+    assert torch.allclose(infer((1, 2)), Predictor([run]).infer(image).probabilities), (
+        "it leans along 0 alone"
+    )
+    assert torch.allclose(infer((0,)), infer(None), atol=1e-5)
+    with pytest.raises(ConfigError, match="images are not mirrored"):
+        infer(())
 
 
 def test_dropout_is_off_unless_asked_and_the_same_every_time(scan: Path) -> None:

@@ -274,6 +274,13 @@ def evaluated(finished: Path, tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_evaluation_says_along_which_axes_images_were_mirrored(evaluated: Path) -> None:
+    about = json.loads((evaluated / "evaluation.json").read_text())
+    write_json(evaluated / "evaluation.json", {**about, "tta": True, "mirror_axes": [0, 2]})
+
+    assert "<td>yes along axes 0 and 2</td>" in page_of(evaluated)
+
+
 def test_an_evaluation_shows_what_it_noted_and_no_rounds(evaluated: Path) -> None:
     page = page_of(evaluated)
     found = checked(page)

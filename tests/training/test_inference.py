@@ -24,7 +24,14 @@ from wardround.methods.fedevi import Evidential
 from wardround.models.base import Segmenter
 from wardround.models.unet import unet2d, unet3d
 from wardround.params import Params
-from wardround.training.inference import cut_window, evaluated_as, mirrored, windowed
+from wardround.training.inference import (
+    check_averaging,
+    cut_window,
+    evaluated_as,
+    list_mirrors,
+    mirrored,
+    windowed,
+)
 from wardround.uncertainty.maps import sampling
 
 
@@ -87,6 +94,24 @@ def test_mirror_images_give_the_mean_of_probabilities(num_outputs: int) -> None:
 
     assert torch.allclose(objective.probabilities(logits), expected, atol=1e-6)
     assert logits.shape == (2, num_outputs, 8, 6)
+
+
+@torch.no_grad()
+def test_mirror_images_are_along_the_named_axes_alone() -> None:
+    objective, model, image = Dice(), network(3), torch.randn(2, 1, 8, 6)
+    both = [model(image), model(image.flip(3)).flip(3)]
+    expected = torch.stack([objective.probabilities(found) for found in both]).mean(0)
+    with evaluated_as(model, objective, tta=True, axes=[1]):
+        found = objective.probabilities(model(image))
+
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+def test_axes_that_images_do_not_have_and_none_at_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mirror_axes is \[0, 2\], but the images are 2D"):
+        list(list_mirrors(2, [0, 2]))
+    with pytest.raises(ConfigError, match=r"mirror_axes is \[\], so images are not mirrored"):
+        check_averaging(Dice(), [])
 
 
 @torch.no_grad()

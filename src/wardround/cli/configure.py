@@ -437,5 +437,6 @@ def describe_optimizer(values: dict[str, Any]) -> str:
 
 
 def describe_augmentation(kinds: Any) -> str:
-    on = [name for name, value in kinds.items() if name != "chances" and value] if kinds else []
+    how = ("chances", "mirror_axes")  # and no kinds
+    on = [name for name, value in kinds.items() if name not in how and value] if kinds else []
     return f"{len(on)} kinds" if on else "none"

@@ -47,8 +47,8 @@ class Client:
     """One hospital: its cases, its memory, and the process's model to train with.
 
     memory: what it remembers between tasks; it never leaves. round: the round of the present task.
-    window: voxels of the sliding windows it evaluates images in, None for whole images. guard: of its
-    answers, where they are private.
+    window: voxels of the sliding windows it evaluates images in, None for whole images; mirror_axes: of the
+    mirror images it tests with, None for all. guard: of its answers, where they are private.
     """
 
     def __init__(
@@ -62,6 +62,7 @@ class Client:
         self.fitted: Fitted | None = None
         self.guard: Guard | None = None
         self.window = config.evaluate.window
+        self.mirror_axes = config.augmentation.mirror_axes
         self._bench = bench
         self._config = config
         self._needs = needs | bench.objective.needs

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from wardround.data.fingerprint.measure import Modality
+from wardround.data.fingerprint.case import Modality
+from wardround.data.fingerprint.positions import PairPosition
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Facts:
     what is not empty, extent: the same in millimetres, each along every axis; kept: median share of the
     voxels that cropping leaves; presence: class -> share of the cases that have it; sizes: class -> share of
     the cropped image that it takes, where it is present; foreground_extent: millimetres of the box around all
-    classes, along every axis; notes: what was guessed, and who could not be measured, a sentence each.
+    classes, along every axis; positions: of pairs of classes to each other; notes: what was guessed, and who
+    could not be measured, a sentence each.
     """
 
     dimensions: Literal[2, 3]
@@ -78,6 +80,7 @@ class Facts:
     sizes: Mapping[str, Quantiles]
     clients: tuple[ClientFacts, ...]
     foreground_extent: tuple[Quantiles, ...] = ()
+    positions: tuple[PairPosition, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from wardround.configuring.facts import ChannelFacts, ClientFacts, Facts, Quantiles
+from wardround.data.fingerprint.case import ALL, Modality
 from wardround.data.fingerprint.distance import check_comparable, join_words, quote
 from wardround.data.fingerprint.histogram import Histogram, find_intensity, find_quantile
-from wardround.data.fingerprint.measure import ALL, Fingerprint, Modality
+from wardround.data.fingerprint.measure import Fingerprint
+from wardround.data.fingerprint.positions import join_positions
 from wardround.data.listing import Labels
 from wardround.data.readers.image_files import COLOURS
 from wardround.errors import DataError
@@ -79,6 +81,7 @@ def join_fingerprints(
         foreground_extent=tuple(
             join([one.foreground_extent[axis] for one in extents]) for axis in axes if extents
         ),
+        positions=join_positions((one.positions for one in known), list(labels)),
         notes=tuple(notes),
     )
 

@@ -52,7 +52,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_objective(facts, patch, shape),
         *choose_work(facts, steps),
         *choose_optimizer(steps),
-        *choose_augmentation(steps, patch),
+        *choose_augmentation(facts, steps, patch),
         *choose_method(facts),
         *choose_evaluation(facts, steps, patch),
     ]

@@ -85,12 +85,13 @@ def plan_run(
     *,
     watch: Watch | None = None,
     on_timing: Callable[[], None] = lambda: None,
-    adapt: Adapt = lambda plan: plan,
+    adapt: Adapt | None = None,
 ) -> RunPlan:
     """Measure the cases of a federation.yaml and choose every setting of a run within a budget.
 
     overrides: settings of the user's on top (`a.b=c`), which count in the timing; watch: progress over cases;
-    on_timing: called before training steps are timed; adapt: changes a plan of the rules.
+    on_timing: called before training steps are timed; adapt: changes a plan of the rules, which mirrors along
+    every axis then.
     """
     file = load(path)
     name = name_run(path, file)
@@ -102,7 +103,10 @@ def plan_run(
     ]
 
     def plan(steps: int) -> ConfigurationPlan:
-        made = adapt(configure(facts, steps=steps))
+        if adapt is None:
+            made = configure(facts, steps=steps)
+        else:  # whose axes may be those of the files
+            made = adapt(configure(replace(facts, positions=()), steps=steps))
         return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
 
     steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)

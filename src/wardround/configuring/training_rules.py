@@ -20,6 +20,8 @@ FEWEST_ROUNDS = 200  # where there are steps enough
 LOCAL_STEPS = (5, 100)  # of a round: fewest and most
 VALIDATIONS = 10  # in a run
 THICK = 3  # longest to shortest side of a patch of few thick slices (nnU-Net: do_dummy_2d_data_aug)
+FEWEST_PATIENTS = 10  # who have two classes: ten lie alike along an axis once in 500 times by chance
+SAME_ORDER = 0.95  # of them: a few are drawn or oriented wrongly
 LONG = 1.5  # longest to shortest side of a 2D patch that is not turned upside down (nnU-Net)
 
 
@@ -145,24 +147,60 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
 # On which images
 
 
-def choose_augmentation(steps: int, patch: Sequence[int]) -> list[Choice]:
-    """nnU-Net's set, in our terms; none but mirroring where steps are few (ours).
+def find_ordered_axes(facts: Facts) -> dict[int, str]:
+    """Axes along which some class lies before another in nearly all patients, each with a sentence (ours).
+
+    A network tells such classes apart by their place, and mirror images teach that they are the same
+    (nnU-Net leaves it to its user, who takes `nnUNetTrainer_onlyMirror01` or `NoMirroring`).
+    """
+    found: dict[int, str] = {}
+    for axis in range(facts.dimensions):
+        pairs = []
+        for one in facts.positions:
+            ordered = one if one.before[axis] >= one.after[axis] else one.swap()
+            share = ordered.before[axis] / one.patients
+            if one.patients >= FEWEST_PATIENTS and share >= SAME_ORDER:
+                pairs.append((share, one.patients, ordered.classes))
+        if pairs:
+            share, patients, (first, second) = max(pairs)
+            name = "RAS"[axis] if facts.dimensions == 3 else f"axis {axis}"
+            found[axis] = (
+                f"'{first}' lies before '{second}' along {name} in {percent(share)} of {patients} patients: "
+                "not mirrored along it"
+            )
+    return found
+
+
+def choose_mirroring(facts: Facts) -> tuple[dict[str, Any], str]:
+    """Settings of the mirroring, beside the set's, and why; none where all axes are mirrored, as nnU-Net."""
+    ordered = find_ordered_axes(facts)
+    axes = [axis for axis in range(facts.dimensions) if axis not in ordered]
+    chosen = {"mirror_axes": axes, **({} if axes else {"mirror": 0.0})}
+    return (chosen, "".join(f"; {why}" for why in ordered.values())) if ordered else ({}, "")
+
+
+def choose_augmentation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Choice]:
+    """nnU-Net's set, in our terms, without mirroring along axes that tell classes apart; none where steps are
+    few (ours).
 
     Rotation up to 30 degrees, in 2D up to 180, or 15 where the patch is long; few thick slices are rotated
     (up to 180) and scaled in their plane alone (do_dummy_2d_data_aug). Scaling 0.7 to 1.4; noise, blur,
     brightness, contrast, low resolution and gamma with its probabilities.
     """
+    mirroring, why = choose_mirroring(facts)
     if steps <= FEW_STEPS:
-        return [Choice("augmentation", NO_AUGMENTATION, f"{steps} steps are too few to see variants")]
+        few = f"{steps} steps are too few to see variants"
+        axes = {key: value for key, value in mirroring.items() if key == "mirror_axes"}  # of predict --tta
+        return [Choice("augmentation", NO_AUGMENTATION | axes, few + why)]
     sides = max(patch) / min(patch)
-    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5, "spatial": 0.36, "scale": 0.4}
+    chosen: dict[str, Any] = {"flip": 0.0, "mirror": 0.5, "spatial": 0.36, "scale": 0.4} | mirroring
     reason = "nnU-Net's set"
     if len(patch) == 3 and sides > THICK:
         chosen |= {"rotate": 180.0, "slice_axis": min(range(3), key=patch.__getitem__)}
         reason += f"; {min(patch)} thick slices are rotated and scaled in their plane"
     else:
         chosen["rotate"] = 30.0 if len(patch) == 3 else 15.0 if sides > LONG else 180.0
-    return [Choice("augmentation", chosen | SHADING, reason)]
+    return [Choice("augmentation", chosen | SHADING, reason + why)]
 
 
 NO_AUGMENTATION: dict[str, Any] = {"flip": 0.0, "intensity": 0.0}
@@ -201,18 +239,21 @@ def choose_method(facts: Facts) -> list[Choice]:
 
 
 def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Choice]:
-    """Windows of the training patch and the last model, as nnU-Net; mirror images where they were trained on
-    and all clients have a GPU, since each costs a pass.
+    """Windows of the training patch and the last model, as nnU-Net; mirror images where they were trained on,
+    along the same axes, and all clients have a GPU, since each costs a pass.
     """
     rounds, _ = choose_rounds(steps)
     every = max(1, rounds // VALIDATIONS)
     slow = [client.name for client in facts.clients if client.device == "cpu"]
-    if steps <= FEW_STEPS:
+    ordered = find_ordered_axes(facts)
+    passes = 2 ** (len(patch) - len(ordered))
+    if steps <= FEW_STEPS or passes == 1:
         tta, why = False, "no mirror images in training"
     elif slow:
-        tta, why = False, f"'{slow[0]}' has no GPU, and it takes {2 ** len(patch)} passes an image"
+        tta, why = False, f"'{slow[0]}' has no GPU, and it takes {passes} passes an image"
     else:
-        tta, why = True, f"the mean over {2 ** len(patch)} mirror images, as nnU-Net"
+        how = "along the axes of training" if ordered else "as nnU-Net"
+        tta, why = True, f"the mean over {passes} mirror images, {how}"
     return [
         Choice("evaluate.window", list(patch), "the patch of training, as nnU-Net"),
         Choice("evaluate.every", every, f"{math.ceil(rounds / every)} validations in all"),

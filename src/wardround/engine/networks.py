@@ -12,6 +12,7 @@ from wardround.config import Config
 from wardround.data.federation import Federation
 from wardround.data.opening import open_federation
 from wardround.data.preparing.record import Preparation
+from wardround.data.serving.mirroring import find_mirror_axes
 from wardround.engine.checkpoint import Checkpoints
 from wardround.methods import build_method, build_objective
 from wardround.models import start_weights
@@ -32,6 +33,7 @@ def network_for(config: Config, cases: Federation | Preparation) -> Segmenter:
     """The same, for a federation that is open already, or by what a run wrote down of its cases."""
     objective = build_objective(config)
     objective.check_classes(cases.num_classes)
+    find_mirror_axes(config.augmentation.mirror_axes, cases.dimensions)
     seed_everything(config.seed, "init")
     model = models.build(
         config.model,

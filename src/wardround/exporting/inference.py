@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.data.preparing.prepare import MARGIN
+from wardround.data.serving.mirroring import find_mirror_axes
 from wardround.exporting.package import Package
 from wardround.files import jsonable, write_bytes, write_json
 from wardround.losses.objective import Objective
@@ -95,6 +96,7 @@ def as_inference(package: Package) -> dict[str, Any]:
             "largest_volume": LARGEST_VOLUME,
         },
         "tta": config.evaluate.tta,
+        "mirror_axes": find_mirror_axes(config.augmentation.mirror_axes, preparation.dimensions),
         "logits": rule,
         "temperature": package.temperature,
         "postprocess": config.evaluate.postprocess,

@@ -25,6 +25,7 @@ from wardround.comparison.runs import Run, read_run
 from wardround.config import ComputeSettings, Config
 from wardround.config_file import resolve
 from wardround.data.preparing.record import Preparation
+from wardround.data.serving.mirroring import describe_mirror_axes
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import jsonable, parse_json, write_json
 from wardround.methods import METHODS, build_method, build_named, build_objective
@@ -120,9 +121,9 @@ class Package:
     @property
     def inference_note(self) -> str:
         """What the run's masks need beside the network, in sentences; "" where that is nothing."""
-        settings = self.trained.config.evaluate
+        settings, axes = self.trained.config.evaluate, self.trained.config.augmentation.mirror_axes
         how = [] if settings.window is None else [f"in windows of {format_size(settings.window)}"]
-        how += ["as the mean over mirror images"] if settings.tta else []
+        how += [f"as the mean over mirror images{describe_mirror_axes(axes)}"] if settings.tta else []
         if not how:
             return ""
         return f"Masks are made {' and '.join(how)}, as the run was tested; the network alone is not."
@@ -149,6 +150,7 @@ class Package:
             "preparation": jsonable(asdict(self.preparation)),
             "postprocess": trained.config.evaluate.postprocess,
             "tta": trained.config.evaluate.tta,
+            "mirror_axes": trained.config.augmentation.mirror_axes,
             "window": trained.config.evaluate.window,
             "calibration": self.calibration,
             "params_sha256": self.params.sha256(),
@@ -203,6 +205,7 @@ def opened(model: Path | str, weights: Path | str, device: str = "cpu") -> Train
                 "model": facts["network"]["settings"],
                 "method": facts["layers_of"] or {"name": "fedavg"},
                 "objective": facts["objective"],
+                "augmentation": {"mirror_axes": facts.get("mirror_axes")},  # absent in older exports
                 "evaluate": {
                     "postprocess": facts["postprocess"],
                     "tta": facts.get("tta", False),  # absent in older exports

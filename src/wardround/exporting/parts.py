@@ -90,7 +90,8 @@ class WindowInferer:
     def __call__(self, inputs: Tensor, network: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         model = self.model
         forward = Forward(network, device=model.device, window=model.window, autocast=model.autocast)
-        with evaluated_as(network, model.objective, tta=model.config.evaluate.tta):
+        axes = model.config.augmentation.mirror_axes
+        with evaluated_as(network, model.objective, tta=model.config.evaluate.tta, axes=axes):
             return torch.stack([forward(image.cpu()) for image in inputs])
 
 

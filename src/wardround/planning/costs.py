@@ -234,7 +234,9 @@ def estimate_test(config: Config, dry_run: DryRun, client: ClientPlan, windows: 
     """Seconds of a client's test: its scores, and the passes for pictures, calibration and the choice of
     postprocessing."""
     settings = config.evaluate
-    mirrors = 2 ** len(config.evaluate.window or config.data.patch or (0, 0)) if settings.tta else 1
+    axes = config.augmentation.mirror_axes
+    axes = config.evaluate.window or config.data.patch or (0, 0) if axes is None else axes
+    mirrors = 2 ** len(axes) if settings.tta else 1
     of_test = 1 + (settings.overlays > 0) + settings.calibrate
     of_validation = 2 * settings.calibrate + (settings.postprocess == "auto")
     passes = client.test * of_test + client.val * of_validation

@@ -348,6 +348,7 @@ def write_evaluation(
         "seconds": 0.0,
     }
     write_json(folder / "result.json", result)
+    axes = {entry.config.augmentation.mirror_axes for entry in models}
     about = {
         "run": [str(entry.folder) for entry in models],
         "client": model.client,
@@ -355,5 +356,6 @@ def write_evaluation(
         "split": split,
         "grid": done.grid,
         "tta": tta,
+        "mirror_axes": axes.pop() if len(axes) == 1 else None,
     }
     write_json(folder / "evaluation.json", {**about, **done.as_dict()})

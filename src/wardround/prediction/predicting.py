@@ -92,7 +92,8 @@ class Predictor:
         self.tta = self.models[0].config.evaluate.tta if self.tta is None else self.tta
         self.kind = self._choose_kind()
         if self.tta:
-            check_averaging(self.models[0].objective)
+            for model in self.models:
+                check_averaging(model.objective, model.config.augmentation.mirror_axes)
         for other in self.models[1:]:
             check_compatible(self.models[0], other)
         self._forwards = [
@@ -322,7 +323,9 @@ class Predictor:
             with (
                 seed_samples(model.config.seed, name),
                 sampling(model.model, self.kind),
-                evaluated_as(model.model, objective, tta=bool(self.tta)),
+                evaluated_as(
+                    model.model, objective, tta=bool(self.tta), axes=model.config.augmentation.mirror_axes
+                ),
             ):
                 for _ in range(passes):
                     together.add(forward(image, scale_progress(watch, done, total)))

@@ -18,6 +18,7 @@ import yaml
 from wardround.comparison.groups import RunGroup, group_comparison, group_runs
 from wardround.comparison.outcome import Comparison
 from wardround.comparison.runs import Run, number, read_run
+from wardround.data.serving.mirroring import describe_mirror_axes
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_text
 from wardround.methods import METHODS, OBJECTIVES
@@ -363,9 +364,14 @@ def list_evaluation_facts(run: Run) -> list[tuple[str, Any]]:
         ("data", tag("code", str(found.get("data", "")))),
         ("split", str(found.get("split", ""))),
         ("evaluated on the grid", str(found.get("grid", ""))),
-        ("mirrored (test-time augmentation)", "yes" if found.get("tta") else "no"),
+        ("mirrored (test-time augmentation)", describe_mirrored(found)),
     ]
     return rows if found.get("client") is None else [*rows, ("model of client", name(str(found["client"])))]
+
+
+def describe_mirrored(found: Mapping[str, Any]) -> str:
+    axes = found.get("mirror_axes")  # absent in older evaluations
+    return "yes" + describe_mirror_axes(axes) if found.get("tta") else "no"
 
 
 def format_seconds(run: Run) -> str:

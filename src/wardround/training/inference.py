@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from wardround.data.cases import Batch
+from wardround.data.serving.mirroring import find_mirror_axes
 from wardround.errors import ConfigError
 from wardround.losses.objective import Objective
 from wardround.models.base import pad
@@ -30,12 +31,19 @@ ForwardPass = Callable[[Tensor], Tensor]
 
 @contextmanager
 def evaluated_as(
-    model: nn.Module, objective: Objective, window: Sequence[int] | None = None, tta: bool = False
+    model: nn.Module,
+    objective: Objective,
+    window: Sequence[int] | None = None,
+    tta: bool = False,
+    axes: Sequence[int] | None = None,
 ) -> Iterator[None]:
-    """Inside, the model's forward pass goes through windows and mirror images, as asked."""
+    """Inside, the model's forward pass goes through windows and mirror images, as asked.
+
+    axes: of the mirror images (`augmentation.mirror_axes`), None for all.
+    """
     with ExitStack() as stack:
         if tta:
-            stack.enter_context(mirrored(model, objective))
+            stack.enter_context(mirrored(model, objective, axes))
         if window is not None:
             stack.enter_context(windowed(model, window))
         yield
@@ -119,22 +127,22 @@ def slide(
 
 
 @contextmanager
-def mirrored(model: nn.Module, objective: Objective) -> Iterator[None]:
-    """Inside, a forward pass is the mean over all mirror images.
+def mirrored(model: nn.Module, objective: Objective, axes: Sequence[int] | None = None) -> Iterator[None]:
+    """Inside, a forward pass is the mean over all mirror images along the axes, None for all.
 
     Random layers (a variational stem, dropout) draw the same numbers for each image: they are views of one
     sample, and its spread over samples stays what it is.
     """
-    check_averaging(objective)
+    check_averaging(objective, axes)
     plain: ForwardPass = model.forward
 
     def forward(image: Tensor) -> Tensor:
-        every = list(list_mirrors(image.ndim - 2))
+        every = list(list_mirrors(image.ndim - 2, axes))
         state, total = random_state(image.device), None
-        for axes in every:
+        for flipped in every:
             restore_random_state(image.device, state)
-            found = objective.to_average(plain(image.flip(axes) if axes else image))
-            found = found.flip(axes) if axes else found
+            found = objective.to_average(plain(image.flip(flipped) if flipped else image))
+            found = found.flip(flipped) if flipped else found
             total = found if total is None else total.add_(found)
         assert total is not None
         return objective.from_average(total.div_(len(every)))
@@ -143,14 +151,23 @@ def mirrored(model: nn.Module, objective: Objective) -> Iterator[None]:
         yield
 
 
-def list_mirrors(dimensions: int) -> Iterator[tuple[int, ...]]:
-    """Every set of axes of (B, C, *spatial) to mirror, the empty set first."""
-    axes = range(2, dimensions + 2)
-    yield from chain.from_iterable(combinations(axes, count) for count in range(dimensions + 1))
+def list_mirrors(dimensions: int, axes: Sequence[int] | None = None) -> Iterator[tuple[int, ...]]:
+    """Every set of axes of (B, C, *spatial) to mirror, the empty set first; axes: of the image, None for all.
+
+    >>> list(list_mirrors(3, [0, 2]))
+    [(), (2,), (4,), (2, 4)]
+    """
+    places = [axis + 2 for axis in find_mirror_axes(axes, dimensions)]
+    yield from chain.from_iterable(combinations(places, count) for count in range(len(places) + 1))
 
 
-def check_averaging(objective: Objective) -> None:
-    """Refuse an objective whose logits cannot be averaged."""
+def check_averaging(objective: Objective, axes: Sequence[int] | None = None) -> None:
+    """Refuse an objective whose logits cannot be averaged, and no axis to mirror along."""
+    if axes is not None and not axes:
+        raise ConfigError(
+            "Mirror images cannot be averaged: augmentation.mirror_axes is [], so images are not mirrored. "
+            "Leave tta out, or name axes."
+        )
     kind = type(objective)
     if kind.probabilities is not Objective.probabilities and kind.to_average is Objective.to_average:
         raise ConfigError(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from helpers import SHARED
 
+from wardround.data.fingerprint.case import LEVELS, measure_case
 from wardround.data.fingerprint.distance import (
     ASPECTS,
     FingerprintComparison,
@@ -21,14 +22,7 @@ from wardround.data.fingerprint.distance import (
     save_picture,
 )
 from wardround.data.fingerprint.hardware import describe_hardware
-from wardround.data.fingerprint.measure import (
-    LEVELS,
-    Fingerprint,
-    measure_case,
-    measure_client,
-    measure_clients,
-    summarise,
-)
+from wardround.data.fingerprint.measure import Fingerprint, measure_client, measure_clients, summarise
 from wardround.data.listing import Entry
 from wardround.data.phantom import cases as phantom
 from wardround.data.phantom.cases import PhantomSettings

@@ -278,6 +278,46 @@ def test_gamma_of_the_negative_is_gamma_upside_down() -> None:
     assert torch.allclose(negative, -usual, atol=1e-5) and not torch.allclose(negative, image, atol=0.01)
 
 
+@mark.parametrize("chances", [{"flip": 1}, {"flip": 0, "mirror": 0.5}], ids=str)
+def test_images_are_mirrored_along_the_named_axes_alone(chances: dict[str, Any]) -> None:
+    given = batch(6, 5, 4, count=32)
+    found, _ = Augmentation(**chances, intensity=0, mirror_axes=(2, 0))(given, 1, ("a",))
+    seen = set()
+    for image, after in zip(given.image, found.image, strict=True):
+        every = {axes: image.flip([axis + 1 for axis in axes]) for axes in ((), (0,), (2,), (0, 2))}
+        seen |= {axes for axes, view in every.items() if torch.equal(after, view)}
+
+    assert seen == ({(0,), (2,)} if chances["flip"] else {(), (0,), (2,), (0, 2)})
+
+
+def test_no_axis_to_mirror_along_leaves_images_as_they_are() -> None:
+    still = Augmentation(mirror=0.5, intensity=0, mirror_axes=())
+    given = batch(6, 5)
+
+    assert still.changes_nothing
+    assert torch.equal(still(given, 1, ("a",))[0].image, given.image)
+
+
+def test_all_axes_by_name_are_the_bytes_of_none_named() -> None:
+    given = batch(6, 5, count=8)
+    named, unnamed = (
+        Augmentation(mirror=0.5, mirror_axes=axes)(given, 1, ("a",))[0] for axes in ((0, 1), None)
+    )
+
+    assert torch.equal(named.image, unnamed.image) and torch.equal(named.label, unnamed.label)
+
+
+def test_axes_to_mirror_along_are_checked() -> None:
+    for axes, sentence in (([3], "mirror_axes"), ([0, 0], "name each axis once")):
+        with raises(ConfigError, match=sentence):
+            load_config({"augmentation": {"mirror_axes": axes}})
+    flat = {"augmentation": {"mirror_axes": [2]}, "data": {"phantom": {"dimensions": 2, "size": 32}}}
+    with raises(ConfigError, match=r"mirror_axes is \[2\], but the images are 2D; their axes are 0, 1"):
+        load_config(flat)
+    with raises(ConfigError, match="images are not mirrored"):
+        load_config({"augmentation": {"mirror_axes": []}, "evaluate": {"tta": True}})
+
+
 def test_mirror_chooses_every_axis_by_itself() -> None:
     given = batch(4, 6, count=400)
     found, _ = Augmentation(flip=0, intensity=0, mirror=0.5)(given, 1, ("a",))

@@ -23,6 +23,7 @@ from wardround.cli import survey as cli_survey
 from wardround.clients import Registration
 from wardround.config import Config, LimitSettings
 from wardround.config_file import load_config
+from wardround.data.fingerprint.positions import PairPosition
 from wardround.deploy import limits, organising
 from wardround.deploy.agreement import DataFacts
 from wardround.deploy.conducting import conduct
@@ -126,6 +127,26 @@ def test_what_is_proposed_fits_all(surveyed: Surveyed) -> None:
     assert surveyed.survey.decisions == {"east": "accepted", "north": "accepted", "south": "waiting"}
 
 
+def test_positions_of_classes_have_the_common_names(surveyed: Surveyed) -> None:
+    names = {"north": ("gland", "lesion"), "east": ("Lesion", "Gland"), "south": ("cyst", "lesion")}
+    told = {
+        name: one._replace(
+            fingerprint=one.fingerprint.model_copy(
+                update={
+                    "positions": (
+                        PairPosition(classes=names[name], patients=9, before=(9,) * 3, after=(0,) * 3),
+                    )
+                }
+            )
+        )
+        for name, one in surveyed.survey.hospitals.items()
+    }
+    (found,) = replace(surveyed.survey, hospitals=told).join().positions
+
+    assert (found.classes, found.patients) == (("lesion", "gland"), 18)
+    assert found.before == found.after == (9, 9, 9), "they are in the other order at 'east'"
+
+
 def test_a_survey_is_read_back_as_it_was(surveyed: Surveyed) -> None:
     again = load_survey(surveyed.folder / "survey" / "survey.json")
 
@@ -151,7 +172,7 @@ def list_counts(value: Any, key: str = "") -> Iterator[int]:
     elif isinstance(value, list):
         for entry in value:
             yield from list_counts(entry, key)
-    elif key in ("counts", "cases", "groups", "num", "num_skipped", "num_infinite", "fewest"):
+    elif key in ("counts", "cases", "groups", "patients", "num", "num_skipped", "num_infinite", "fewest"):
         yield value
 
 

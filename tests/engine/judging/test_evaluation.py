@@ -57,7 +57,9 @@ def client(batch_size: int) -> Any:
 
     none = TensorSplit.of([])
     data = ClientData(none, none, none)
-    return SimpleNamespace(device=torch.device("cpu"), model=None, data=data, predictions=predictions)
+    return SimpleNamespace(
+        device=torch.device("cpu"), model=None, data=data, predictions=predictions, mirror_axes=None
+    )
 
 
 def rows(batch_size: int = 3, metrics: Any = tuple(METRICS), **settings: Any) -> list[dict[str, Any]]:

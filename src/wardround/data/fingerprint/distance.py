@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 from scipy.integrate import trapezoid
 
+from wardround.data.fingerprint.case import ALL, LEVELS, Matrix
 from wardround.data.fingerprint.histogram import Histogram, round_all
-from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint, Matrix
+from wardround.data.fingerprint.measure import Fingerprint
 from wardround.data.partitions import save_figure
 from wardround.errors import DataError
 from wardround.tables import Table, one_line

@@ -26,6 +26,7 @@ MOST_RANKS = 1000  # of a client's cases are interpolated
 SMALLEST, STEP = 1e-6, 1e-3  # cells of the intensity grid: absolute width near 0 (times STEP), relative width
 LARGEST = 1e9  # intensity; beyond it is counted as that
 LARGEST_NUMBER = 1e18
+LONGEST_NAME = 200
 TAILS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # per cent, finer cuts
 CUTS = np.array([*TAILS, *range(5, 96), *(100 - tail for tail in reversed(TAILS))]) / 100
 
@@ -34,6 +35,7 @@ Number = Annotated[float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Spread = Annotated[float, Field(ge=0, le=LARGEST_NUMBER)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 
 
 class FingerprintModel(BaseModel):

@@ -1,10 +1,10 @@
 """Measure: the fingerprint of a client's data, which a hospital may share before training.
 
 A `Fingerprint` holds counts, histograms of shapes, spacings and foreground sizes, intensities averaged over
-cases, and what the client computes with; no name but the client's, no value of a single case. Every number
-is of at least three patients (`histogram`). With fewer than `minimum` groups (patients) only that is
-reported, and a class that fewer of them have is not described either. Where all cases are the user's own,
-`minimum` may be 1: then single cases are told apart.
+cases, how classes lie to each other, and what the client computes with; no name but the client's, no value of
+a single case. Every number is of at least three patients (`histogram`, `positions`). With fewer than
+`minimum` groups (patients) only that is reported, and a class that fewer of them have is not described
+either. Where all cases are the user's own, `minimum` may be 1: then single cases are told apart.
 
 Shapes are after cropping to what is not zero in any channel, as nnU-Net crops, with all that is labelled
 inside; axes are those of prepared scans.
@@ -15,47 +15,38 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import reduce
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
+from wardround.data.fingerprint.case import ALL, LEVELS, CaseStatistics, Matrix, Modality, measure_case
 from wardround.data.fingerprint.hardware import Hardware, describe_hardware
 from wardround.data.fingerprint.histogram import (
     BEHIND,
+    LONGEST_NAME,
     FingerprintModel,
     Histogram,
     IntensityHistogram,
+    Name,
     Number,
     Share,
-    VoxelCounts,
-    clip_intensity,
     count_intensities,
     make_histogram,
     round_all,
 )
-from wardround.data.listing import Entry, Labels, Places, Watch
-from wardround.data.preparing.geometry import find_reorientation, reorient
-from wardround.data.preparing.prepare import find_box, take_channels
+from wardround.data.fingerprint.positions import MOST_PAIRS, PairPosition, summarise_positions
+from wardround.data.listing import Entry, Labels, Watch
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
-from wardround.text import format_bytes, format_size
+from wardround.text import format_bytes
 
-LEVELS = (1.0, 5.0, 25.0, 50.0, 75.0, 95.0, 99.0)  # per cent, of the intensities of a case
-MOST_VOXELS = 500_000  # of a channel are read; more would not move a quantile
 MOST_BYTES = 4 << 20  # of a fingerprint
-MOST_CHANNELS, MOST_CLASSES, LONGEST_NAME = 64, 256, 200
-ALL = "foreground"  # all classes together
-Modality = Literal["ct", "mr", "rgb", "other"]
-Matrix = NDArray[np.float64]
+MOST_CHANNELS, MOST_CLASSES = 64, 256
 T = TypeVar("T")
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
-Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 FewOrMany = (
     Annotated[int, Field(ge=1, le=10**9)]
     | Annotated[str, Field(pattern=r"^(fewer than \d{1,9}|\d{1,9} or more)$")]
@@ -91,11 +82,11 @@ class Fingerprint(FingerprintModel):
     millimetres along each axis, after cropping; kept: share of the voxels that cropping leaves; intensity,
     contrast: of each channel, as stored and with mean 0 and SD 1 in each case; inside: of labelled voxels;
     foreground: class -> sizes, None for a class that too few cases have; foreground_extent: millimetres of
-    the box around all classes; modality: of each channel, by its values. Of a channel that too few cases
-    have, None stands in all of these.
+    the box around all classes; positions: of pairs of classes to each other; modality: of each channel, by
+    its values. Of a channel that too few cases have, None stands in all of these.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     client: Name
     cases: FewOrMany
     groups: FewOrMany
@@ -111,12 +102,17 @@ class Fingerprint(FingerprintModel):
     inside: tuple[IntensityHistogram | None, ...] = Field((), max_length=MOST_CHANNELS)
     foreground: dict[Name, Sizes | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
     foreground_extent: Axes = ()
+    positions: tuple[PairPosition, ...] = Field((), max_length=MOST_PAIRS)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         channels, axes = len(self.intensity), len(self.shape)
         channels_differ = {len(self.contrast), len(self.modality), len(self.inside) or channels} != {channels}
         axes_differ = {len(self.spacing), len(self.extent), len(self.foreground_extent) or axes} != {axes}
+        pairs = [frozenset(one.classes) for one in self.positions]
+        axes_differ = axes_differ or any(len(one.before) != axes for one in self.positions)
+        if len(set(pairs)) < len(pairs) or not set().union(*pairs) <= set(self.foreground):
+            raise ValueError("positions are twice of the same classes, or of classes without sizes")
         if channels_differ or axes_differ:
             raise ValueError("axes or channels are missing")
         if self.is_open and (axes < 2 or self.kept is None):
@@ -132,7 +128,8 @@ class Fingerprint(FingerprintModel):
         """The number of cases of every bin."""
         sizes = [one for own in self.foreground.values() if own for one in (own.fraction, own.volume)]
         every = [*self.shape, *self.spacing, *self.extent, *self.foreground_extent, self.kept, *sizes]
-        return [count for one in every if one is not None for count in one.counts]
+        positions = [count for one in self.positions for count in one.count_patients()]
+        return [count for one in every if one is not None for count in one.counts] + positions
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
@@ -167,29 +164,6 @@ def check_content(validate: Callable[[], Fingerprint]) -> Fingerprint:
 
 
 # One client
-
-
-@dataclass(frozen=True)
-class CaseStatistics:
-    """One case, never shared.
-
-    shape: after cropping; kept: share of the voxels it leaves; raw, standard: quantiles of each channel as
-    stored and standardised; modality: of each channel by its values; voxels: of each class, None without a
-    label; extent: voxels of the box around all classes, and inside: intensities in it, where there are any.
-    A channel that is absent has NaN as quantiles, and None.
-    """
-
-    entry: Entry
-    shape: tuple[int, ...]
-    spacing: tuple[float, ...]
-    has_spacing: bool
-    kept: float
-    raw: Matrix
-    standard: Matrix
-    modality: tuple[Modality | None, ...]
-    voxels: Mapping[str, int] | None
-    extent: tuple[int, ...] = ()
-    inside: tuple[VoxelCounts | None, ...] = ()
 
 
 def measure_client(
@@ -288,6 +262,9 @@ def summarise(cases: Sequence[CaseStatistics], minimum: int, behind: int | None 
         "inside": tuple(count_labelled(own, n, minimum, behind) for n, own in enumerate(channels) if known),
         "foreground": summarise_sizes(cases, minimum, behind, strict=strict),
         "foreground_extent": tuple(make_histogram(column, owners, behind) for column in extents.T),
+        "positions": summarise_positions(
+            [case.spans for case in known], owners if known else [], list_classes(cases), minimum, behind
+        ),
     }
     return Fingerprint.from_dict(content)
 
@@ -321,96 +298,7 @@ def agree(found: Sequence[Modality | None]) -> Modality | None:
     return often if count >= 0.9 * len(found) else "other"
 
 
-# One case
-
-
-def measure_case(
-    entry: Entry,
-    image: Volume,
-    label: Volume | None,
-    labels: Labels | None = None,
-    orientation: str | None = "RAS",
-) -> CaseStatistics:
-    """Measure what a fingerprint needs of one case."""
-    if label is not None and label.spatial != image.spatial:
-        raise DataError(
-            f"{entry.where}: image is {format_size(image.spatial)} but label is "
-            f"{format_size(label.spatial)}. Resample one."
-        )
-    labels = labels and entry.label_map(labels)
-    image = take_channels(image, entry.places)
-    flat = image.data.reshape(len(image.data), -1)
-    flat = flat[:, :: max(1, flat.shape[1] // MOST_VOXELS)].astype(np.float64)
-    finite = np.isfinite(flat)
-    flat = flat if finite.all() else flat[:, finite.all(axis=0)]
-    if flat.size == 0:
-        raise DataError(f"{entry.where}: the image has no finite voxel; leave the case out.")
-    flat = clip_intensity(flat)
-    raw = np.percentile(flat, LEVELS, axis=1).T  # (C, levels)
-    spread = flat.std(axis=1, keepdims=True)
-    standard = (raw - flat.mean(axis=1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
-    order, flips = find_reorientation(image.affine, len(image.spatial), orientation)
-    drawn = None if label is None else find_labelled(label.data, labels)
-    filled = reduce(np.logical_or, (channel != 0 for channel in image.data))[None]
-    box = find_box(reorient(filled if drawn is None else filled | drawn, order, flips)[0])
-    shape = tuple(stop - start for start, stop in box)
-    found: dict[str, Any] = {}
-    if drawn is not None and drawn.any():
-        found["extent"] = tuple(stop - start for start, stop in find_box(reorient(drawn, order, flips)[0]))
-        inside = [count_inside(channel, drawn[0]) for channel in image.data]
-        found["inside"] = place_values(inside, entry.places, None)
-    return CaseStatistics(
-        entry=entry,
-        shape=shape,
-        spacing=tuple(float(image.spacing[axis]) for axis in order),
-        has_spacing=image.affine is not None,
-        kept=math.prod(shape) / math.prod(image.spatial),
-        raw=np.stack(place_values(list(raw), entry.places, np.full(len(LEVELS), np.nan))),
-        standard=np.stack(place_values(list(standard), entry.places, np.full(len(LEVELS), np.nan))),
-        modality=place_values(guess_modality(flat, image), entry.places, None),
-        voxels=None if label is None else count_voxels(label.data, labels),
-        **found,
-    )
-
-
-def place_values(values: Sequence[Any], places: Places, absent: Any) -> tuple[Any, ...]:
-    """What the channels of a case gave, in the places of the federation's."""
-    given = iter(values)
-    return tuple(next(given) if place >= 0 else absent for place in places) if places else tuple(values)
-
-
-def find_labelled(label: NDArray[Any], labels: Labels | None) -> NDArray[np.bool_]:
-    """The voxels of any class."""
-    if labels is None:
-        return label > 0
-    return np.isin(label, [value for values in labels.values() for value in values])
-
-
-def count_inside(channel: NDArray[Any], drawn: NDArray[np.bool_]) -> VoxelCounts:
-    values = channel[drawn]
-    values = values[:: max(1, len(values) // MOST_VOXELS)]
-    finite = values[np.isfinite(values)]
-    return VoxelCounts(finite if finite.size else np.zeros(1))
-
-
-def guess_modality(flat: Matrix, image: Volume) -> tuple[Modality, ...]:
-    """By values alone: Hounsfield units are whole numbers that reach far below zero; colours are the three
-    channels of a picture, whole numbers from 0 to 255. MR has no values of its own."""
-    whole = (flat == np.rint(flat)).all(axis=1)
-    low, high = flat.min(axis=1), flat.max(axis=1)
-    if len(flat) == 3 and image.affine is None and whole.all() and low.min() >= 0 and high.max() <= 255:
-        return ("rgb",) * 3
-    in_hounsfield = whole & (low < -100) & (low >= -5000) & (high <= 2**15)
-    return tuple("ct" if is_ct else "other" for is_ct in in_hounsfield)
-
-
-def count_voxels(label: NDArray[Any], labels: Labels | None) -> dict[str, int]:
-    """Class -> its voxels, and those of all classes together."""
-    values, counts = np.unique(label, return_counts=True)
-    found = {int(value): int(count) for value, count in zip(values, counts, strict=True)}
-    meaning = labels or {f"class {value}": (value,) for value in found if value > 0}
-    voxels = {name: sum(found.get(value, 0) for value in own) for name, own in meaning.items()}
-    return {ALL: sum(voxels.values()), **voxels}
+# All cases
 
 
 def average_curve(values: Sequence[Matrix]) -> Curve | None:
@@ -422,14 +310,20 @@ def average_curve(values: Sequence[Matrix]) -> Curve | None:
     return Curve(mean=round_all(table.mean(axis=0)), sd=round_all(deviation))
 
 
+def list_classes(cases: Iterable[CaseStatistics]) -> list[str]:
+    """In the order of `labels`."""
+    every = dict.fromkeys(name for case in cases for name in case.voxels or ())
+    return [name for name in every if name != ALL]
+
+
 def summarise_sizes(
     cases: Sequence[CaseStatistics], minimum: int, behind: int, *, strict: bool = False
 ) -> dict[str, Sizes | None]:
     """Sizes of each class where it is; None if of few groups. strict: few that lack it are not told."""
     labelled = [(case, case.voxels) for case in cases if case.voxels is not None]
     found: dict[str, Sizes | None] = {}
-    classes = sorted({name for _, voxels in labelled for name in voxels} - {ALL})
-    for name in [ALL, *classes] if len(classes) > 1 else [ALL] if labelled else []:
+    classes = list_classes(cases)
+    for name in [ALL, *sorted(classes)] if len(classes) > 1 else [ALL] if labelled else []:
         own = [(case, voxels[name]) for case, voxels in labelled if voxels.get(name, 0) > 0]
         groups = [case.entry.group for case, _ in own]
         if len(set(groups)) < max(1, minimum):

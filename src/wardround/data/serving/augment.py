@@ -13,10 +13,11 @@ from typing import Annotated, Self
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from wardround.data.cases import Batch, to_device
+from wardround.data.serving.mirroring import find_mirror_axes, mirror
 from wardround.seeding import generator
 from wardround.settings import Settings
 
@@ -134,19 +135,22 @@ class Augmentation(Shading):
     """How training batches vary.
 
     flip: probability for each case to be mirrored along one random axis; mirror: the same along each axis,
-    whatever happens along the others; spatial: probability for each case
-    to be rotated, scaled and deformed; rotate: the largest angle in degrees, in the plane or about a random
-    axis; scale: sizes change by a factor between 1/(1 + scale) and 1 + scale; elastic: how far the knots of
-    a coarse grid move at most, as a share of their distance (up to 0.4, where no fold can arise). All in
-    voxels: where these are far from cubes, resample first, or name the axis of thick slices. slice_axis: of
-    volumes, the axis (0 to 2) along which nothing is rotated, scaled or deformed. second_view: how the second
-    view differs, for objectives that compare two. The first view does not depend on it. drop_channels:
-    probability for each channel of a case to be left out (zeros), never the last one, so that the network
-    learns to do without; null: 0.25 where a client lacks channels, else 0.
+    whatever happens along the others; mirror_axes: the axes (from 0 on) that these two and test-time
+    augmentation mirror along, null for all; leave out one along which classes that look alike, such as left
+    and right, are told apart; spatial: probability for each case to be rotated, scaled and deformed; rotate:
+    the largest angle in degrees, in the plane or about a random axis; scale: sizes change by a factor between
+    1/(1 + scale) and 1 + scale; elastic: how far the knots of a coarse grid move at most, as a share of their
+    distance (up to 0.4, where no fold can arise). All in voxels: where these are far from cubes, resample
+    first, or name the axis of thick slices. slice_axis: of volumes, the axis (0 to 2) along which nothing is
+    rotated, scaled or deformed. second_view: how the second view differs, for objectives that compare two.
+    The first view does not depend on it. drop_channels: probability for each channel of a case to be left out
+    (zeros), never the last one, so that the network learns to do without; null: 0.25 where a client lacks
+    channels, else 0.
     """
 
     flip: float = Field(0.5, ge=0, le=1)
     mirror: float = Field(0.0, ge=0, le=1)
+    mirror_axes: tuple[Annotated[int, Field(ge=0, le=2)], ...] | None = None
     spatial: float = Field(0.0, ge=0, le=1)
     rotate: float = Field(15.0, ge=0, le=180)
     scale: float = Field(0.1, ge=0, le=1)
@@ -155,6 +159,14 @@ class Augmentation(Shading):
     # Scale and shift alone would not do: a norm layer takes them out again, and the views would be equal.
     second_view: Shading = Shading(intensity=0.1, noise=0.1, gamma=0.3, blur=1.0)
     drop_channels: float | None = Field(None, ge=0, lt=1)
+
+    @field_validator("mirror_axes")
+    @classmethod
+    def _check_axes(cls, axes: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """Each once, and ascending."""
+        if axes is not None and len(set(axes)) < len(axes):
+            raise ValueError(f"it is {list(axes)}; name each axis once")
+        return None if axes is None else tuple(sorted(axes))
 
     @model_validator(mode="after")
     def _check_spatial(self) -> Self:
@@ -171,8 +183,8 @@ class Augmentation(Shading):
     @property
     def changes_nothing(self) -> bool:
         """Whether every case is the same in all epochs."""
-        chances = (self.flip, self.mirror, self.spatial, self.drop_channels)
-        return not (any(chances) or self._changes_intensity)
+        mirrors = (self.flip or self.mirror) and self.mirror_axes != ()
+        return not (mirrors or self.spatial or self.drop_channels or self._changes_intensity)
 
     def for_channels(self, *, lacking: bool) -> Augmentation:
         """The same with `drop_channels` decided: a number where channels may be absent, else None."""
@@ -185,13 +197,13 @@ class Augmentation(Shading):
     ) -> tuple[Batch, Tensor | None]:
         """The augmented batch, and a second view of it (same geometry, other intensities) if asked."""
         draw = generator(seed, *stream)
-        dimensions = batch.label.ndim - 1
-        if self.flip:
+        axes = find_mirror_axes(self.mirror_axes, batch.label.ndim - 1)
+        if self.flip and axes:
             chosen = torch.rand(len(batch), generator=draw) < self.flip
-            axes = torch.randint(dimensions, (len(batch),), generator=draw)
-            batch = mirror(batch, chosen[:, None] & (axes[:, None] == torch.arange(dimensions)))
-        if self.mirror:
-            batch = mirror(batch, torch.rand(len(batch), dimensions, generator=draw) < self.mirror)
+            drawn = torch.randint(len(axes), (len(batch),), generator=draw)
+            batch = mirror(batch, chosen[:, None] & (drawn[:, None] == torch.arange(len(axes))), axes)
+        if self.mirror and axes:
+            batch = mirror(batch, torch.rand(len(batch), len(axes), generator=draw) < self.mirror, axes)
         if self.spatial:
             batch = self._transform(batch, draw)
         absent = None
@@ -252,16 +264,6 @@ def drop_channels(image: Tensor, chance: float, draw: torch.Generator) -> Tensor
 
 
 # Geometry
-
-
-def mirror(batch: Batch, chosen: Tensor) -> Batch:
-    """Mirror each case along its axes; chosen: (B, d) booleans on the CPU, so that only those are touched."""
-    image, label = batch.image.clone(), batch.label.clone()
-    for axis, cases in enumerate(chosen.unbind(dim=1)):
-        which = to_device(cases.nonzero()[:, 0], image.device)
-        image.index_copy_(0, which, image[which].flip(axis + 2))
-        label.index_copy_(0, which, label[which].flip(axis + 1))
-    return replace(batch, image=image, label=label)
 
 
 def make_rotations(

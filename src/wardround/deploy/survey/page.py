@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from wardround.data.fingerprint.case import ALL, LEVELS
 from wardround.data.fingerprint.histogram import Histogram, find_quantile, round_all
-from wardround.data.fingerprint.measure import ALL, LEVELS, Fingerprint
+from wardround.data.fingerprint.measure import Fingerprint
 from wardround.deploy.survey.differences import Deviation
 from wardround.deploy.survey.proposing import use_names
 from wardround.deploy.survey.survey_file import Survey

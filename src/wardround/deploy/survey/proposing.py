@@ -14,8 +14,9 @@ from typing import Any
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
 from wardround.configuring.preparation_rules import plan_preparation
+from wardround.data.fingerprint.case import ALL
 from wardround.data.fingerprint.distance import join_words, quote
-from wardround.data.fingerprint.measure import ALL, Fingerprint
+from wardround.data.fingerprint.measure import Fingerprint
 from wardround.deploy.agreement import DataFacts
 from wardround.deploy.survey.proposals import HospitalProposal, complete_prepare, spell
 from wardround.deploy.survey.replies import Surveyed
@@ -192,4 +193,10 @@ def use_names(one: Surveyed, common: CommonSections, hospital: str) -> Fingerpri
     sizes = {word: found.foreground.get(ALL if alone else name) for word, name in classes.items()}
     all_sizes = {ALL: found.foreground.get(ALL)}
     changes["foreground"] = {ALL: next(iter(sizes.values()))} if len(sizes) == 1 else {**all_sizes, **sizes}
+    known = {name: word for word, name in classes.items()}
+    changes["positions"] = tuple(
+        pair.model_copy(update={"classes": (known[pair.classes[0]], known[pair.classes[1]])})
+        for pair in found.positions
+        if set(pair.classes) <= set(known)
+    )
     return found.model_copy(update=changes)

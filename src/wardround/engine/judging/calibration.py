@@ -64,7 +64,8 @@ def calibrate(
     client: Client, params: Params, message: Message, regions: Regions, settings: EvaluateSettings
 ) -> Message:
     """The task "calibrate": `step` says which of the two exchanges it is."""
-    with evaluated_as(client.model, client.objective, settings.window, settings.tta):
+    judged = (client.model, client.objective, settings.window, settings.tta, client.mirror_axes)
+    with evaluated_as(*judged):
         if message.scalars["step"] == "temperature":
             return Message(scalars=temperature_sums(client, params))
         fitted = float(message.scalars["temperature"])

@@ -56,7 +56,7 @@ def score_cases(
     # not in validation after rounds, which would take several times as long
     tta = tta or (settings.tta and (split is client.data.test or bool(variants)))
     with (
-        evaluated_as(client.model, objective, tta=tta),
+        evaluated_as(client.model, objective, tta=tta, axes=client.mirror_axes),
         Turns(client.device, inline=not scorer.needs_masks) as turns,
     ):
         for logits, batch in client.predictions(split, params):

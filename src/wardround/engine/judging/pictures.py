@@ -164,7 +164,7 @@ def take_pictures(
     annotation = client.data.annotation
     regions = measurable(federation.regions, annotation)
     album = Album(split, regions, settings.empty_policy, federation.orientation, annotation)
-    with evaluated_as(client.model, objective, settings.window, settings.tta):
+    with evaluated_as(client.model, objective, settings.window, settings.tta, client.mirror_axes):
         for logits, batch in client.predictions(split, params):
             for number, labels in enumerate(objective.predict(logits).cpu().numpy()):
                 labels = postprocess_labels(labels, settings.postprocess)

@@ -345,11 +345,11 @@ def window_weights(window: Sequence[int], windows: Facts) -> Array:
 
 
 def mirrored(image: Array, facts: Facts, network: Network) -> Array:
-    """Logits; with test-time augmentation those of the mean over all mirror images."""
+    """Logits; with test-time augmentation those of the mean over mirror images."""
     if not facts["tta"]:
         return network(image)
-    axes = range(1, image.ndim)
-    sets = [s for count in range(image.ndim) for s in itertools.combinations(axes, count)]
+    axes = [axis + 1 for axis in facts["mirror_axes"]]
+    sets = [s for count in range(len(axes) + 1) for s in itertools.combinations(axes, count)]
     views = (np.flip(to_average(network(np.flip(image, s)), facts["logits"]), s) for s in sets)
     return from_average(np.asarray(sum(views)) / np.float32(len(sets)), facts["logits"])
 
