@@ -1,5 +1,8 @@
 """The version of the package, as its metadata has it; it is written in pyproject.toml alone."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("wardround")
+try:
+    __version__ = version("wardround")
+except PackageNotFoundError:  # sources on the path that nobody installed
+    __version__ = "0+unknown"
