@@ -3,7 +3,8 @@
     python benchmarks/autopilot/summarise.py runs/autopilot --alone runs/alone --write      # into README.md
 
 Dice is the mean over test cases, of each the mean over classes. --alone: a folder of runs with --jobs 1,
-whose seconds are shown. What stands outside the markers of the README is left alone.
+whose seconds are shown; beside other runs they mean nothing. What stands outside the markers of the README is
+left alone.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def describe(results: Results, alone: Results) -> str:
     if not runs:
         return "No runs yet."
     places = sorted({f"{run['device']}, commit {run['commit']}" for run in runs})
-    parts = [f"Measured on {'; '.join(places)}.", "", *tabulate(results), "", *compare(results), ""]
-    return "\n".join([*parts, *list_seconds(alone or results)])
+    parts = [f"Measured on {'; '.join(places)}.", "", *tabulate(results), "", *compare(results)]
+    return "\n".join([*parts, *(["", *list_seconds(alone)] if alone else [])])
 
 
 def put(text: str, readme: str) -> str:
