@@ -25,9 +25,11 @@ from wardround.api import Result
 from wardround.batch import find_stage, is_in_use
 from wardround.comparison import Comparison, compare
 from wardround.comparison.grid import Row, build_grid
+from wardround.comparison.outcome import fill_defaults
 from wardround.comparison.presets import share_runs
 from wardround.comparison.run import plan_comparison, run_grid
 from wardround.config_file import load_config
+from wardround.data.settings import DataSettings
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.tables import formula_safe
 
@@ -343,3 +345,10 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(tmp_path: Path, monkeypat
         assert (folder / name).read_bytes() == (through.folder / name).read_bytes(), name
     stored = json.loads((folder / "comparison.json").read_text())
     assert stored == json.loads((through.folder / "comparison.json").read_text())
+
+
+def test_settings_of_an_earlier_version_mean_the_same_data() -> None:
+    now = DataSettings.read({"federation": "federation.yaml"}).model_dump(mode="json")
+    earlier = {key: value for key, value in now.items() if key != "common"}
+    assert fill_defaults(earlier) == fill_defaults(now) == now
+    assert fill_defaults({"folders": "a"}) == {"folders": "a"}

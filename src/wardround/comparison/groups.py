@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wardround.comparison.outcome import Comparison
+from wardround.comparison.outcome import Comparison, fill_defaults
 from wardround.comparison.runs import Run, Series, join_origins, mapping, read_run
 from wardround.comparison.scores import (
     Replicate,
@@ -120,7 +120,7 @@ def row_of_run(run: Run) -> RowScores:
     """A run as a row of the tables; only rows with the same data can be paired case by case."""
     evaluate = mapping(run.config.get("evaluate"))
     seed = run.config.get("seed", 42)
-    data = run.config.get("data")
+    data = fill_defaults(mapping(run.config.get("data")))
     if run.is_evaluation:  # its settings name the data its model was trained on
         data = {"evaluated": run.evaluation.get("data"), "split": run.evaluation.get("split")}
     found: dict[ReplicateKey, Replicate] = {(seed, None): Replicate(seed, None, run.cases)}

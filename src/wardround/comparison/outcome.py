@@ -61,6 +61,7 @@ from wardround.comparison.tables import (
     significance_table,
     summarise_structures,
 )
+from wardround.data.settings import DataSettings
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
 from wardround.engine.run_folder import TESTED
@@ -279,7 +280,8 @@ class Comparison:
             failed = any(cell.name in self.failures for cells in groups.values() for cell in cells)
             return RowScores(label, {}, failed=failed)
         settings = read_yaml(next(iter(complete.values()))[0].folder / "config.yaml")
-        data, chosen = json.dumps(drop_fold(settings["data"]), sort_keys=True), settings["evaluate"]
+        data = json.dumps(drop_fold(fill_defaults(settings["data"])), sort_keys=True)
+        chosen = settings["evaluate"]
         group = f"{data}, {after or settings.get('rounds')} rounds"
         empty_policy, tested = chosen["empty_policy"], chosen["model"]
         objective = settings.get("objective") or {}
@@ -353,6 +355,14 @@ def drop_fold(settings: Any) -> Any:
     if isinstance(settings, Mapping):
         return {key: drop_fold(value) for key, value in settings.items() if key not in ("fold", "repeat")}
     return settings
+
+
+def fill_defaults(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The data settings of a run, with keys that an earlier version had not: so its runs can be paired."""
+    try:
+        return DataSettings.read(data).model_dump(mode="json")
+    except ConfigError:  # of a version that had others
+        return data
 
 
 def is_synthetic(data: Mapping[str, Any]) -> bool:
