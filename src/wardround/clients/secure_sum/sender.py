@@ -116,7 +116,8 @@ class Sender:
                     return Message(scalars={"shares": self._share(pending, read(asked, "adverts"))})
                 case "sum_masked":
                     masked = self._mask(pending, read(asked, "shares"), asked.get("weights"))
-                    return Message(extras={"masked": Params({"values": masked})})
+                    signed = {"confirmation": pending.member.confirm_members()}
+                    return Message(extras={"masked": Params({"values": masked})}, scalars=signed)
                 case "sum_confirm":
                     return Message(scalars={"confirmation": self._confirm(pending, asked.get("survivors"))})
             if not pending.unmasked:  # asked again, it says the same
@@ -150,6 +151,7 @@ class Sender:
         vector = pending.layout.encode(weigh, len(pending.names))
         masked = pending.member.mask(vector, shares, binding=pending.layout.bind(pending.names, weights))
         pending.tensors, pending.base = Params(), None
+        pending.survivors = tuple(sorted({*shares, self._name}))
         return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
 
     def _confirm(self, pending: Pending, survivors: Any) -> str:

@@ -1,8 +1,9 @@
 """SumSession: the server's half of secure summation, for the answers to one task.
 
-Clients answer with numbers, shapes and keys. When a method takes the mean of what they withheld, four more
-exchanges give their weighted sum (Bonawitz et al., CCS 2017): shares of their secrets, the masked numbers,
-the signed list of those who sent them, and what removes the masks.
+Clients answer with numbers, shapes and keys. When a method takes the mean of what they withheld, three more
+exchanges give their weighted sum (Bonawitz et al., CCS 2017): shares of their secrets, the masked numbers
+with a signature over the list of members, and what removes the masks; a fourth before the last, where a
+member was lost, has those who are left sign their list.
 """
 
 from __future__ import annotations
@@ -180,7 +181,10 @@ class SumSession:
     def _exchange(
         self, coordinator: Coordinator, label: str, group: Group, layout: SumLayout, factors: Factors
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """The four exchanges; a client whose answer cannot be used counts as lost from there on."""
+        """The three exchanges; a client whose answer cannot be used counts as lost from there on.
+
+        A fourth, over the list of those who are left, is needed only if somebody was lost by then.
+        """
         for name in sorted(factors):
             self._take(coordinator.add_advert, "sum_shares", name, group.adverts[name])
         adverts = coordinator.adverts()
@@ -194,10 +198,12 @@ class SumSession:
             for name in shared
         }
         for reply in self._ask("sum_masked", requests):
-            self._take(coordinator.add_masked, "sum_masked", reply, read_vector(reply, layout.bits))
+            add_masked = partial(coordinator.add_masked, confirmation=reply.scalars.get("confirmation"))
+            self._take(add_masked, "sum_masked", reply, read_vector(reply, layout.bits))
         survivors = coordinator.survivors()
-        add = coordinator.add_confirmation
-        self._collect(add, "confirmation", "sum_confirm", label, survivors, survivors=survivors)
+        if not coordinator.skip_confirming():
+            add = coordinator.add_confirmation
+            self._collect(add, "confirmation", "sum_confirm", label, survivors, survivors=survivors)
         left = signed = coordinator.confirmations()
         self._keep(survivors)  # from here on clients remember with whom they were summed
         for _ in range(ATTEMPTS):
