@@ -145,7 +145,7 @@ def test_what_does_not_learn_is_summed_in_64_bits(tmp_path: Path) -> None:
     assert (wide.bits, narrow.bits) == (64, 32)
     assert narrow.steps["w"] == 8 * 2.0**-28  # 5 is at most 8
     assert (
-        wide.encode(lambda name: torch.full((2,) if name == "running_var" else (3,), 1e8).double(), 5).dtype
+        wide.encode(lambda name: [torch.full((2,) if name == "running_var" else (3,), 1e8).double()], 5).dtype
         == np.uint64
     )
 

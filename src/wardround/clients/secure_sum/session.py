@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wardround.aggregation.mean import PIECE
 from wardround.aggregation.withheld import Factors, Specs, Withheld
 from wardround.clients.gate import specs as read_specs
 from wardround.clients.secure_sum.layout import (
@@ -278,17 +279,25 @@ def complete(
     total: dict[str, Tensor], factors: Factors, survivors: Sequence[str], bases: Mapping[str, Params]
 ) -> dict[str, Tensor]:
     """The sum scaled to what all factors add up to, and, of changes, what they are changes of."""
+    shared = next(iter(bases.values())) if len({id(base) for base in bases.values()}) == 1 else None
     for name in total:
         whole = math.fsum(own[name] for own in factors.values())
         left = math.fsum(factors[client][name] for client in survivors)
         if left == 0 and whole:
             raise TooFewClients(f"the clients that are left have no weight in tensor '{name}'.")
         scale = 1.0 if left == whole else whole / left
-        total[name] *= scale
-        shared = {id(base[name]): base[name] for base in bases.values()}
-        if len(shared) == 1:
-            total[name] += whole * next(iter(shared.values())).cpu().double()
+        if scale != 1.0:
+            total[name] *= scale
+        if shared is not None:
+            add_scaled(total[name], shared[name], whole)
             continue
         for client, base in bases.items():
-            total[name] += scale * factors[client][name] * base[name].cpu().double()
+            add_scaled(total[name], base[name], scale * factors[client][name])
     return total
+
+
+def add_scaled(total: Tensor, tensor: Tensor, factor: float) -> None:
+    """Add so many times the tensor, in float64, in pieces that stay in the processor's cache."""
+    flat, added = total.view(-1), tensor.detach().cpu().reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        flat[start : start + PIECE] += factor * added[start : start + PIECE].double()

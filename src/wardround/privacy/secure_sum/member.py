@@ -114,11 +114,14 @@ class Member:
                     texts[other] = encode(self._seal(other, seed_share, key_share))
             return texts
 
-    def mask(self, values: np.ndarray, shares: Mapping[str, str], *, binding: bytes) -> np.ndarray:
+    def mask(
+        self, values: np.ndarray, shares: Mapping[str, str], *, binding: bytes, in_place: bool = False
+    ) -> np.ndarray:
         """Round 2, MaskedInputCollection: the vector under the self mask and those of all pairs.
 
         shares: what the others encrypted to me, whose names make the list of members. binding: what all must
         have been told alike, such as weights; masks of members who were told different things do not cancel.
+        in_place: the vector itself is masked, which spares a second one.
         """
         with self._in_phase(MASK):
             if values.ndim != 1 or values.dtype not in UNSIGNED.values():
@@ -132,7 +135,7 @@ class Member:
                     (derive_pair_mask(secret, *self._bound, self.name, other), adds(self.name, other))
                 )
             self._secrets = {}
-            masked = np.array(values)
+            masked = values if in_place else np.array(values)
             apply_masks(masked, masks)
             self._survivors = frozenset(self._shares)
             self._statement = state_members(*self._bound, self._survivors)
