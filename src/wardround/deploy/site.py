@@ -252,7 +252,10 @@ class Site:
         refuse(resources.refuses_network(config, federation))
         policy = combine(config.privacy, self._site.privacy)
         if policy.run.secure_sum and self.identity is None:
-            raise Refused("this hospital has no key to sign with, which privacy.secure_sum needs")
+            raise Refused(
+                "this hospital has no key to sign with, which privacy.secure_sum needs. Kits of wardround "
+                "provision and startup kits of FLARE have one; FLARE's simulator has none"
+            )
         host = Host(
             config,
             self._folder(run),
