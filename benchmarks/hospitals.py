@@ -132,15 +132,22 @@ def job_process(kit: Path) -> int | None:
 
 
 def processor(kits: Path) -> dict[str, float]:
-    """Seconds of processor time that each kit's processes have used; job: the server's process of the run."""
+    """Seconds of processor time that each kit's processes have used; job: the server's process of the run.
+
+    `wardround server` and `join` name their kit in the command, the processes they start in the environment.
+    """
     spent: dict[str, float] = {}
     for entry in Path("/proc").iterdir():
         try:
-            marks = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            kit = next((mark.decode() for mark in marks if mark.startswith(b"WARDROUND_KIT=")), "")
-            if not kit.startswith(f"WARDROUND_KIT={kits}/"):
+            if not entry.name.isdigit():
                 continue
-            name = "job" if b"deploy.run_process" in (entry / "cmdline").read_bytes() else Path(kit).name
+            command = (entry / "cmdline").read_bytes()
+            marks = [*command.split(b"\0"), *(entry / "environ").read_bytes().split(b"\0")]
+            paths = (mark.removeprefix(b"WARDROUND_KIT=").decode(errors="replace") for mark in marks)
+            kit = next((path for path in paths if path.startswith(f"{kits}/")), "")
+            if not kit:
+                continue
+            name = "job" if b"deploy.run_process" in command else Path(kit).name
             times = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
@@ -256,9 +263,15 @@ def compare_secure(options: argparse.Namespace, rounds: int) -> int:
         for number, secure in enumerate((False, True, True, False)):
             found[secure].append(measured(options, Path(name) / f"run-{number}", rounds, secure))
     seconds = {kind: statistics.fmean(run["round_seconds"] for run in runs) for kind, runs in found.items()}
+    processor = {
+        kind: statistics.fmean(sum(run["processor_seconds"].values()) for run in runs)
+        for kind, runs in found.items()
+    }
     ratio = seconds[True] / seconds[False]
     facts = {
         "ratio": ratio,
+        "plain_processor_seconds": processor[False],
+        "secure_processor_seconds": processor[True],
         "plain_seconds": seconds[False],
         "secure_seconds": seconds[True],
         "model_bytes": found[False][0]["model_bytes"],
@@ -273,6 +286,10 @@ def compare_secure(options: argparse.Namespace, rounds: int) -> int:
         )
         print(
             f"round        {seconds[False]:.2f} s, with secure sums {seconds[True]:.2f} s: {ratio:.2f} times"
+        )
+        print(
+            f"processor    {processor[False]:.2f} s and {processor[True]:.2f} s of all processes together, "
+            "which a busy machine changes less"
         )
         print(f"load         {facts['load']}")
     return 0

@@ -2,9 +2,11 @@
 
     python benchmarks/privacy/dice.py phantom --out DIR
     python benchmarks/privacy/dice.py polyp --data DATA --out DIR      # DATA holds polyp4 with its index.csv
+    python benchmarks/privacy/dice.py phantom --levels shared --epsilons inf 8 --out DIR
 
-Every cell is a FedAvg run of four hospitals; `inf` is the same run without privacy. The model of the last
-round is scored on the test cases of all hospitals: the mean over hospitals of the mean Dice of their cases.
+Every cell is a FedAvg run of four hospitals; `inf` is the same run without privacy. `shared` is the client
+level with secure summation, where the sum of the updates has the noise once. The model of the last round is
+scored on the test cases of all hospitals: the mean over hospitals of the mean Dice of their cases.
 Finished cells are kept in DIR, so that a run that was stopped goes on; the table is printed from them.
 """
 
@@ -25,7 +27,7 @@ from wardround.files import write_json
 from wardround.privacy.words import MEASURED
 
 EPSILONS = ("inf", "16", "8", "4", "1")
-LEVELS = ("case", "client")
+LEVELS = ("case", "client", "shared")
 TITLES = {"phantom": "phantoms of 16 x 16", "polyp": "colonoscopy frames of 32 x 32"}
 
 
@@ -63,10 +65,13 @@ def run_cell(options: argparse.Namespace, level: str, epsilon: str, seed: int) -
     with tempfile.TemporaryDirectory() as folder:
         settings = describe_run(options, Path(folder))
         settings |= {"seed": seed, "output": str(Path(folder) / "run")}
+        settings["privacy"] = {"secure_sum": level == "shared"}
         if epsilon != "inf":
-            asked = {"level": level, "epsilon": float(epsilon), "scores": "show"}
-            settings["privacy"] = asked | {
-                "clip": options.case_clip if level == "case" else options.client_clip
+            settings["privacy"] |= {
+                "level": "case" if level == "case" else "client",
+                "epsilon": float(epsilon),
+                "scores": "show",
+                "clip": options.case_clip if level == "case" else options.client_clip,
             }
         private = level == "case" and epsilon != "inf"
         settings["optimizer"] = {
@@ -85,6 +90,11 @@ def run_cell(options: argparse.Namespace, level: str, epsilon: str, seed: int) -
     }
 
 
+def name_cell(level: str, epsilon: str) -> str:
+    """Without privacy the levels are the same run, but for the secure sum."""
+    return f"{level if epsilon != 'inf' or level == 'shared' else 'none'}/{epsilon}"
+
+
 def print_table(found: dict[str, dict[str, Any]], seeds: list[int]) -> None:
     print(
         "| epsilon | " + " | ".join(f"{level} level" for level in LEVELS) + " |\n|---|" + "---|" * len(LEVELS)
@@ -92,7 +102,7 @@ def print_table(found: dict[str, dict[str, Any]], seeds: list[int]) -> None:
     for epsilon in EPSILONS:
         cells = []
         for level in LEVELS:
-            keys = [f"{level if epsilon != 'inf' else 'none'}/{epsilon}/{seed}" for seed in seeds]
+            keys = [f"{name_cell(level, epsilon)}/{seed}" for seed in seeds]
             dice = [found[key]["dice"] for key in keys if key in found]
             spread = statistics.stdev(dice) if len(dice) > 1 else 0.0
             cells.append(f"{statistics.mean(dice):.3f} ± {spread:.3f} ({len(dice)})" if dice else "")
@@ -129,8 +139,8 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     for seed in options.seeds:
         for epsilon in options.epsilons:
-            for level in ["none"] if epsilon == "inf" else options.levels:
-                key = f"{level}/{epsilon}/{seed}"
+            for level in options.levels:
+                key = f"{name_cell(level, epsilon)}/{seed}"
                 if key not in found:
                     found[key] = run_cell(options, level, epsilon, seed)
                     kept.write_text(json.dumps(found, indent=1) + "\n")
@@ -142,14 +152,14 @@ def main() -> None:
 
 def write_measured(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
     """Put means, and how many runs are behind each, into the file that `wardround plan` reads."""
-    table: dict[str, dict[str, Any]] = {}
+    known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    table: dict[str, dict[str, Any]] = known.get(TITLES[options.set], {})
     for level in ("none", *LEVELS):
         for epsilon in EPSILONS:
             dice = [cell["dice"] for key, cell in found.items() if key.startswith(f"{level}/{epsilon}/")]
             if dice:
                 cell = {"dice": round(statistics.mean(dice), 3), "runs": len(dice)}
                 table.setdefault(level, {})[epsilon] = cell
-    known = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     write_json(MEASURED, known | {TITLES[options.set]: table})
 
 

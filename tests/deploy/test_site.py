@@ -140,6 +140,13 @@ def test_a_request_is_answered_once(site: Site, tmp_path: Path) -> None:
     assert "refused" not in more_of(again.answer(training(1)))
 
 
+def test_a_request_of_a_secure_sum_is_answered_once_too(site: Site, tmp_path: Path) -> None:
+    asked = request("sum_unmask", 0)
+    assert "failure" in more_of(site.answer(asked))  # nothing waits to be summed
+    assert "a replay" in refusal(site.answer(asked))
+    assert "a replay" in refusal(Site("north", RULES, tmp_path / "state").answer(asked))
+
+
 def test_what_was_refused_is_not_done_later_either(opened: Callable[..., Site]) -> None:
     asked = training()
     assert "not allowed" in refusal(opened(methods=("fedavg",)).answer(asked))
@@ -496,9 +503,9 @@ def test_the_line_is_written_before_the_reply_returns(
         order.append(f"line {line['sha256']}")
         return line
 
-    def noting(self: Any, run: str, request: str, state: str) -> None:
+    def noting(self: Any, run: str, request: str, state: str, **how: Any) -> None:
         order.append(state)
-        note(self, run, request, state)
+        note(self, run, request, state, **how)
 
     monkeypatch.setattr(ledger.Ledger, "append", appending)
     monkeypatch.setattr(Site, "_note", noting)

@@ -152,3 +152,6 @@ def test_a_plan_says_what_a_setting_cost_where_it_was_measured() -> None:
     assert "privacy.level is case with epsilon 7" in note
     assert "without" in note and "at epsilon 8" in note
     assert describe_cost(PrivacySettings()) == []
+
+    (shared,) = describe_cost(PrivacySettings(level="client", epsilon=7.0, secure_sum=True))
+    assert "its noise shared in a secure sum" in shared and "at epsilon 8" in shared

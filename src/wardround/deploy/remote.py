@@ -225,7 +225,8 @@ class Remote:
                 continue
             pending.discard(name)
             self._longest[task] = max(self._longest.get(task, 0.0), time.monotonic() - began)
-            self._live.wait(task, round + 1, sorted(pending), deadline)
+            if pending:
+                self._live.wait(task, round + 1, sorted(pending), deadline)
             yield self._spilling.kept(answer)
             del answer
         for name in sorted(pending):

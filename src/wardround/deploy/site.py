@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.clients import Answer, SyncState
+from wardround.clients.secure_sum import SUM_TASKS
 from wardround.config import TrafficSettings
 from wardround.data.serving.loading import federation_of
 from wardround.data.settings import DataSettings
@@ -131,7 +132,9 @@ class Site:
             else:
                 host = self._host(about["run"], more["config"])
                 sync_state = SyncState.from_dict(more["sync_state"])
-                self._begin(host, about["run"], about["request"], sync_state)
+                host.store(self.name).follow(sync_state)
+                if about["task"] in host.method.tasks:  # others change no memory
+                    self._begin(host, about["run"], about["request"])
                 answer = self._run_task(host, about["task"], round, message, sync_state)
                 reply, facts = self._filter_reply(host, about["task"], answer)
                 traffic = host.config.traffic
@@ -151,8 +154,8 @@ class Site:
         if reason is not None:
             made = self._pack(about, round, Message(), {"refused": reason})
         self._ledger.append(made.header, made.num_bytes, name=self._run_name(header))  # before it leaves
-        if not is_damaged and is_named(about):
-            self._note(about["run"], about["request"], ANSWERED)
+        if not is_damaged and is_named(about):  # what answers in a sum is gone with this process anyway
+            self._note(about["run"], about["request"], ANSWERED, durable=about["task"] not in SUM_TASKS)
         return made
 
     @staticmethod
@@ -195,11 +198,9 @@ class Site:
     # Requests are answered once. One that a crash interrupted comes again, and is done again unless memory
     # has changed since it was begun: its task would then count twice.
 
-    def _begin(self, host: Host, run: str, request: str, sync_state: SyncState) -> None:
-        store = host.store(self.name)
-        store.follow(sync_state)
+    def _begin(self, host: Host, run: str, request: str) -> None:
         before = self._load_requests(run).get(request)
-        present = _version(store.folder)
+        present = _version(host.store(self.name).folder)
         if before is not None and before != present:
             raise Refused("this request was carried out before, and its answer was lost")
         if before is None:
@@ -214,7 +215,7 @@ class Site:
             self._seen = {run: {pair[0]: pair[1] for pair in pairs if len(pair) == 2}}
         return self._seen[run]
 
-    def _note(self, run: str, request: str, state: str) -> None:
+    def _note(self, run: str, request: str, state: str, *, durable: bool = True) -> None:
         known, path = self._load_requests(run), self._folder(run) / REQUESTS
         if known.get(request) == state:
             return
@@ -222,7 +223,8 @@ class Site:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"{request} {state}\n")
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         known[request] = state
 
     def _folder(self, run: str) -> Path:
@@ -250,7 +252,10 @@ class Site:
         refuse(resources.refuses_network(config, federation))
         policy = combine(config.privacy, self._site.privacy)
         if policy.run.secure_sum and self.identity is None:
-            raise Refused("this hospital has no key to sign with, which privacy.secure_sum needs")
+            raise Refused(
+                "this hospital has no key to sign with, which privacy.secure_sum needs. Kits of wardround "
+                "provision and startup kits of FLARE have one; FLARE's simulator has none"
+            )
         host = Host(
             config,
             self._folder(run),

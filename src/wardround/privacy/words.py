@@ -78,8 +78,9 @@ def describe_cost(settings: PrivacySettings) -> list[str]:
         return []
     measured = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
     parts = []
+    level = "shared" if settings.secure_sum and settings.level == "client" else settings.level
     for title, table in measured.items():
-        row = table.get(settings.level, {})
+        row = table.get(level, {})
         if row:
             nearest = min(row, key=lambda epsilon: abs(float(epsilon) - settings.epsilon))
             without, with_ = (
@@ -89,7 +90,8 @@ def describe_cost(settings: PrivacySettings) -> list[str]:
     cost = (
         f"Measured with small networks and four hospitals: {'; '.join(parts)}." if parts else "Not measured."
     )
+    shared = ", its noise shared in a secure sum" if level == "shared" else ""
     return [
-        f"privacy.level is {settings.level} with epsilon {settings.epsilon:g}. {cost} Yours will differ; "
-        "more cases, fewer parameters and fewer rounds lose less."
+        f"privacy.level is {settings.level} with epsilon {settings.epsilon:g}{shared}. {cost} Yours "
+        "will differ; more cases, fewer parameters and fewer rounds lose less."
     ]

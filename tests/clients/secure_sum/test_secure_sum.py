@@ -145,7 +145,7 @@ def test_what_does_not_learn_is_summed_in_64_bits(tmp_path: Path) -> None:
     assert (wide.bits, narrow.bits) == (64, 32)
     assert narrow.steps["w"] == 8 * 2.0**-28  # 5 is at most 8
     assert (
-        wide.encode(lambda name: torch.full((2,) if name == "running_var" else (3,), 1e8).double(), 5).dtype
+        wide.encode(lambda name: [torch.full((2,) if name == "running_var" else (3,), 1e8).double()], 5).dtype
         == np.uint64
     )
 
@@ -182,6 +182,27 @@ def test_a_round_closes_where_one_or_two_of_five_are_lost(table: Table, phase: s
     plain = mean([message.params for name, message in table.answers.items() if name in in_sum])
     assert table.notes[0]["clients"] == sorted(in_sum)
     assert torch.allclose(found["a"], plain["a"], atol=1e-6)
+
+
+def test_a_sum_takes_three_exchanges_and_a_fourth_where_one_is_lost(table: Table) -> None:
+    mean([reply.params for reply in table.open()])
+    assert {task for task, _ in table.sent} == {"sum_shares", "sum_masked", "sum_unmask"}
+
+    replies = table.open(round=1)
+    table.silent = {phase: {"bert"} for phase in PHASES[2:]}
+    mean([reply.params for reply in replies])
+    assert ("sum_confirm", "anna") in table.sent
+
+
+def test_with_one_that_signs_no_list_beside_its_vector_all_are_asked_for_it(table: Table) -> None:
+    replies = table.open()
+    table.change = lambda task, name, reply: (
+        Message(extras=reply.extras) if (task, name) == ("sum_masked", "dora") else reply
+    )
+    found = mean([reply.params for reply in replies])
+
+    plain = mean([message.params for message in table.answers.values()])
+    assert ("sum_confirm", "dora") in table.sent and torch.allclose(found["a"], plain["a"], atol=1e-6)
 
 
 def test_with_fewer_than_the_threshold_nothing_is_revealed(table: Table) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,24 +74,25 @@ class SumLayout:
         """How far a sum may be from that of the numbers before rounding, at most."""
         return max((self._rounding(name).error(num_members) for name in self.steps), default=0.0)
 
-    def encode(self, give: Callable[[str], Tensor], num_members: int) -> Array:
+    def encode(self, give: Callable[[str], Iterable[Tensor]], num_members: int) -> Array:
         """One vector of all tensors, which the others' cannot carry beyond the range of their sum.
 
-        give: a tensor in float64 by its name.
+        give: a tensor in float64 by its name, flattened and in pieces, which stay in the processor's cache.
         """
         vector = np.empty(self.length, dtype=np.uint32 if self.bits == 32 else np.uint64)
         for name, part in self._parts():
+            rounding, start = self._rounding(name), part.start
+            most = 2 * rounding.limit / num_members
             try:
-                tensor, rounding = give(name), self._rounding(name)
-                largest, most = (
-                    float(tensor.abs().max()) if tensor.numel() else 0.0,
-                    2 * rounding.limit / num_members,
-                )
-                if largest > most - rounding.step:
-                    raise SumRefusal(
-                        f"its weighted change is {largest:.3g}, and a sum has room for {most:.3g}."
-                    )
-                vector[part] = rounding.encode(tensor.reshape(-1).numpy())
+                for piece in give(name):
+                    values = piece.numpy()
+                    largest = max(float(values.max()), -float(values.min()))
+                    if largest > most - rounding.step:
+                        raise SumRefusal(
+                            f"its weighted change is {largest:.3g}, and a sum has room for {most:.3g}."
+                        )
+                    vector[start : start + len(values)] = rounding.encode(values)
+                    start += len(values)
             except SumRefusal as refusal:
                 raise SumRefusal(f"tensor '{name}': {refusal}") from None
         return vector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from wardround.params import Params
 from wardround.privacy import SumNoise
 from wardround.privacy.noise import add_noise
 from wardround.privacy.secure_sum import Identity, LocalIdentity, Member, SumRefusal
+from wardround.privacy.secure_sum.fixed_point import PIECE
 
 SUMMED = "summed.json"
 
@@ -116,7 +117,8 @@ class Sender:
                     return Message(scalars={"shares": self._share(pending, read(asked, "adverts"))})
                 case "sum_masked":
                     masked = self._mask(pending, read(asked, "shares"), asked.get("weights"))
-                    return Message(extras={"masked": Params({"values": masked})})
+                    signed = {"confirmation": pending.member.confirm_members()}
+                    return Message(extras={"masked": Params({"values": masked})}, scalars=signed)
                 case "sum_confirm":
                     return Message(scalars={"confirmation": self._confirm(pending, asked.get("survivors"))})
             if not pending.unmasked:  # asked again, it says the same
@@ -140,16 +142,24 @@ class Sender:
         noise = self._charge() if pending.base is not None else None
         deviation = 0.0 if noise is None else noise.share(largest_factor(weights), self._threshold)
 
-        def weigh(name: str) -> Tensor:
-            tensor = pending.tensors[name].detach().cpu().double()
-            if pending.base is not None:
-                tensor = tensor - pending.base[name].cpu().double()
-            tensor = tensor * factors[name]
-            return add_noise(tensor, deviation) if deviation and name in self._learned else tensor
+        def weigh(name: str) -> Iterator[Tensor]:
+            flat, base = (
+                None if group is None else group[name].detach().cpu().reshape(-1)
+                for group in (pending.tensors, pending.base)
+            )
+            assert flat is not None
+            for start in range(0, len(flat), PIECE):
+                piece = flat[start : start + PIECE].to(torch.float64, copy=True)
+                if base is not None:
+                    piece -= base[start : start + PIECE]
+                piece *= factors[name]
+                yield add_noise(piece, deviation) if deviation and name in self._learned else piece
 
         vector = pending.layout.encode(weigh, len(pending.names))
-        masked = pending.member.mask(vector, shares, binding=pending.layout.bind(pending.names, weights))
+        binding = pending.layout.bind(pending.names, weights)
+        masked = pending.member.mask(vector, shares, binding=binding, in_place=True)
         pending.tensors, pending.base = Params(), None
+        pending.survivors = tuple(sorted({*shares, self._name}))
         return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
 
     def _confirm(self, pending: Pending, survivors: Any) -> str:

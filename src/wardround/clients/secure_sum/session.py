@@ -1,8 +1,9 @@
 """SumSession: the server's half of secure summation, for the answers to one task.
 
-Clients answer with numbers, shapes and keys. When a method takes the mean of what they withheld, four more
-exchanges give their weighted sum (Bonawitz et al., CCS 2017): shares of their secrets, the masked numbers,
-the signed list of those who sent them, and what removes the masks.
+Clients answer with numbers, shapes and keys. When a method takes the mean of what they withheld, three more
+exchanges give their weighted sum (Bonawitz et al., CCS 2017): shares of their secrets, the masked numbers
+with a signature over the list of members, and what removes the masks; a fourth before the last, where a
+member was lost, has those who are left sign their list.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from wardround.aggregation.mean import PIECE
 from wardround.aggregation.withheld import Factors, Specs, Withheld
 from wardround.clients.gate import specs as read_specs
 from wardround.clients.secure_sum.layout import (
@@ -180,7 +182,10 @@ class SumSession:
     def _exchange(
         self, coordinator: Coordinator, label: str, group: Group, layout: SumLayout, factors: Factors
     ) -> np.ndarray[Any, np.dtype[Any]]:
-        """The four exchanges; a client whose answer cannot be used counts as lost from there on."""
+        """The three exchanges; a client whose answer cannot be used counts as lost from there on.
+
+        A fourth, over the list of those who are left, is needed only if somebody was lost by then.
+        """
         for name in sorted(factors):
             self._take(coordinator.add_advert, "sum_shares", name, group.adverts[name])
         adverts = coordinator.adverts()
@@ -194,10 +199,12 @@ class SumSession:
             for name in shared
         }
         for reply in self._ask("sum_masked", requests):
-            self._take(coordinator.add_masked, "sum_masked", reply, read_vector(reply, layout.bits))
+            add_masked = partial(coordinator.add_masked, confirmation=reply.scalars.get("confirmation"))
+            self._take(add_masked, "sum_masked", reply, read_vector(reply, layout.bits))
         survivors = coordinator.survivors()
-        add = coordinator.add_confirmation
-        self._collect(add, "confirmation", "sum_confirm", label, survivors, survivors=survivors)
+        if not coordinator.skip_confirming():
+            add = coordinator.add_confirmation
+            self._collect(add, "confirmation", "sum_confirm", label, survivors, survivors=survivors)
         left = signed = coordinator.confirmations()
         self._keep(survivors)  # from here on clients remember with whom they were summed
         for _ in range(ATTEMPTS):
@@ -272,17 +279,25 @@ def complete(
     total: dict[str, Tensor], factors: Factors, survivors: Sequence[str], bases: Mapping[str, Params]
 ) -> dict[str, Tensor]:
     """The sum scaled to what all factors add up to, and, of changes, what they are changes of."""
+    shared = next(iter(bases.values())) if len({id(base) for base in bases.values()}) == 1 else None
     for name in total:
         whole = math.fsum(own[name] for own in factors.values())
         left = math.fsum(factors[client][name] for client in survivors)
         if left == 0 and whole:
             raise TooFewClients(f"the clients that are left have no weight in tensor '{name}'.")
         scale = 1.0 if left == whole else whole / left
-        total[name] *= scale
-        shared = {id(base[name]): base[name] for base in bases.values()}
-        if len(shared) == 1:
-            total[name] += whole * next(iter(shared.values())).cpu().double()
+        if scale != 1.0:
+            total[name] *= scale
+        if shared is not None:
+            add_scaled(total[name], shared[name], whole)
             continue
         for client, base in bases.items():
-            total[name] += scale * factors[client][name] * base[name].cpu().double()
+            add_scaled(total[name], base[name], scale * factors[client][name])
     return total
+
+
+def add_scaled(total: Tensor, tensor: Tensor, factor: float) -> None:
+    """Add so many times the tensor, in float64, in pieces that stay in the processor's cache."""
+    flat, added = total.view(-1), tensor.detach().cpu().reshape(-1)
+    for start in range(0, len(flat), PIECE):
+        flat[start : start + PIECE] += factor * added[start : start + PIECE].double()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -17,6 +17,7 @@ from nvflare.apis.signal import Signal
 from wardround.deploy.kits.kit import SITE
 from wardround.deploy.nvflare.job import SERVER, SLOT
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
+from wardround.deploy.nvflare.signing import find_identity
 from wardround.deploy.site import Site
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError, WardroundError
@@ -28,8 +29,10 @@ TURN_SECONDS = 0.1
 log = logging.getLogger(__name__)
 
 
-def open_site(name: str) -> Site:
+def open_site(name: str, startup: Path | None = None) -> Site:
     """The site of a FLARE client; the environment names its rules and the folder for memory and ledger.
+
+    startup: its startup kit, with the key that it signs with in secure sums.
 
     Several clients of one machine may share the environment: `{site}` in the path of the rules stands for
     the client's name, and each has a folder of its own for its memory.
@@ -42,7 +45,8 @@ def open_site(name: str) -> Site:
         )
     folder = Path(state) / file_name(name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Site(name, load_site(Path(rules.replace("{site}", file_name(name)))), folder)
+    identity = None if startup is None else find_identity(startup)
+    return Site(name, load_site(Path(rules.replace("{site}", file_name(name)))), folder, identity)
 
 
 def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
@@ -70,7 +74,9 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
         """Open the site once: models and data stay warm for the whole job."""
         if event_type == EventType.START_RUN:
             try:
-                self._site = open_site(fl_ctx.get_identity_name())
+                workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+                startup = None if workspace is None else Path(workspace.get_startup_kit_dir())
+                self._site = open_site(fl_ctx.get_identity_name(), startup)
             except (WardroundError, OSError) as error:
                 log.error("wardround takes no part in this job: %s", error)
 

@@ -8,12 +8,13 @@ sum, `Coordinator` the server, `FixedPoint` makes numbers of tensors. By round o
 |---|---|---|
 | 0 AdvertiseKeys | `advertise` | `add_advert`, `adverts` |
 | 1 ShareKeys | `share` | `add_shares`, `shares_for` |
-| 2 MaskedInputCollection | `mask` | `begin`, `add_masked`, `survivors` |
-| 3 ConsistencyCheck | `confirm` | `add_confirmation`, `confirmations` |
+| 2 MaskedInputCollection | `mask`, `confirm_members` | `begin`, `add_masked`, `survivors` |
+| 3 ConsistencyCheck, if a member was lost | `confirm` | `add_confirmation`, `confirmations` |
 | 4 Unmasking | `unmask` | `add_unmasked`, `total` |
 
 Differs: seeds of self masks and all shares are committed to, so that whoever lies is named; keys are bound to
-the list of members and to what the caller binds (weights). Why:
+the list of members and to what the caller binds (weights); members sign the list of all of them beside round
+2, which makes round 3 superfluous where nobody is lost. Why:
 docs/decisions/0016-sums-that-hide-updates.md
 """
 

@@ -46,6 +46,7 @@ from wardround.privacy.secure_sum.transcript import (
     parse_advert,
     read_share,
     state_advert,
+    state_members,
     state_survivors,
     write_advert,
 )
@@ -81,6 +82,7 @@ class Coordinator:
             tuple[str, str], bytes
         ] = {}  # by dealer and holder: of seed share, of key share
         self._masked: set[str] = set()
+        self._signed: dict[str, str] = {}  # of round 2, over all members
         self._confirmed: dict[str, str] = {}
         self._seeds: dict[str, Shares] = {}  # by dealer
         self._keys: dict[str, Shares] = {}
@@ -133,7 +135,8 @@ class Coordinator:
             raise SumRefusal("the masks of this sum are bound already.")
         self._binding = bytes(binding)
 
-    def add_masked(self, name: str, array: np.ndarray) -> None:
+    def add_masked(self, name: str, array: np.ndarray, confirmation: str | None = None) -> None:
+        """confirmation: the member's signature over all who shared, where it gave one."""
         if self._binding is None:
             raise SumRefusal("a masked vector came before the masks were bound (begin).", name)
         self._admit(MASK, name, self._masked, among=self._sealed)
@@ -145,6 +148,9 @@ class Coordinator:
                 f"{self._total.dtype} of shape {self._total.shape}.",
                 name,
             )
+        if confirmation is not None:
+            self._verify(name, confirmation, state_members(self._session, self._binding, self._sealed))
+            self._signed[name] = confirmation
         np.add(self._total, array, out=self._total)
         self._masked.add(name)
 
@@ -155,19 +161,29 @@ class Coordinator:
 
     # Round 3, ConsistencyCheck
 
+    def skip_confirming(self) -> bool:
+        """Whether round 3 is not needed: nobody who shared was lost, and all signed that in round 2."""
+        self._close(MASK, len(self._masked))
+        if self._phase != CONFIRM or self._signed.keys() != self._sealed.keys():
+            return False
+        self._phase, self._confirmed = UNMASK, self._signed
+        return True
+
     def add_confirmation(self, name: str, text: str) -> None:
         self._admit(CONFIRM, name, self._confirmed, among=self._masked)
-        signature = decode(text, name, "confirmation", SIGNATURE_BYTES, or_less=True)
-        if self._identity is not None:
-            assert self._binding is not None
-            statement = state_survivors(self._session, self._binding, self._masked)
-            self._identity.verify(name, self._adverts[name].certificate, signature, statement)
+        assert self._binding is not None
+        self._verify(name, text, state_survivors(self._session, self._binding, self._masked))
         self._confirmed[name] = text
 
     def confirmations(self) -> dict[str, str]:
-        """For all who confirmed."""
+        """Of all who confirmed, in this round or, where it was skipped, in the one before."""
         self._close(CONFIRM, len(self._confirmed))
         return dict(sorted(self._confirmed.items()))
+
+    def _verify(self, name: str, text: str, statement: bytes) -> None:
+        signature = decode(text, name, "confirmation", SIGNATURE_BYTES, or_less=True)
+        if self._identity is not None:
+            self._identity.verify(name, self._adverts[name].certificate, signature, statement)
 
     # Round 4, Unmasking
 

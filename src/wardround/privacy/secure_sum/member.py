@@ -1,4 +1,5 @@
-"""One client in one sum: five calls, each once, in the order of the paper's rounds."""
+"""One client in one sum: calls in the order of the paper's rounds, each once; `confirm` only where it is
+needed."""
 
 from __future__ import annotations
 
@@ -46,6 +47,7 @@ from wardround.privacy.secure_sum.transcript import (
     parse_advert,
     read_share,
     state_advert,
+    state_members,
     state_survivors,
     write_advert,
 )
@@ -76,6 +78,7 @@ class Member:
             str, tuple[bytes, bytes]
         ] = {}  # that others dealt to me: of their seed, of their key
         self._survivors: frozenset[str] = frozenset()
+        self._statement = b""  # what others must have signed before anything is unmasked
 
     def advertise(self) -> dict[str, str]:
         """Round 0, AdvertiseKeys: fresh public keys and a commitment to the seed of the self mask, signed."""
@@ -111,11 +114,14 @@ class Member:
                     texts[other] = encode(self._seal(other, seed_share, key_share))
             return texts
 
-    def mask(self, values: np.ndarray, shares: Mapping[str, str], *, binding: bytes) -> np.ndarray:
+    def mask(
+        self, values: np.ndarray, shares: Mapping[str, str], *, binding: bytes, in_place: bool = False
+    ) -> np.ndarray:
         """Round 2, MaskedInputCollection: the vector under the self mask and those of all pairs.
 
         shares: what the others encrypted to me, whose names make the list of members. binding: what all must
         have been told alike, such as weights; masks of members who were told different things do not cancel.
+        in_place: the vector itself is masked, which spares a second one.
         """
         with self._in_phase(MASK):
             if values.ndim != 1 or values.dtype not in UNSIGNED.values():
@@ -129,12 +135,23 @@ class Member:
                     (derive_pair_mask(secret, *self._bound, self.name, other), adds(self.name, other))
                 )
             self._secrets = {}
-            masked = np.array(values)
+            masked = values if in_place else np.array(values)
             apply_masks(masked, masks)
+            self._survivors = frozenset(self._shares)
+            self._statement = state_members(*self._bound, self._survivors)
             return masked
 
+    def confirm_members(self) -> str:
+        """Beside round 2: a signature over all members who shared, which does if none of them is lost."""
+        if self._phase != CONFIRM:
+            raise self._refuse_turn(CONFIRM)
+        return encode(self._identity.sign(self._statement))
+
     def confirm(self, survivors: Sequence[str]) -> str:
-        """Round 3, ConsistencyCheck: a signature over the members whose vectors are in the sum."""
+        """Round 3, ConsistencyCheck: a signature over the members whose vectors are in the sum.
+
+        From here on the signatures of round 2 count no more.
+        """
         with self._in_phase(CONFIRM):
             told = frozenset(name for name in survivors if isinstance(name, str))
             if len(told) != len(survivors) or not told <= self._shares.keys() or self.name not in told:
@@ -142,14 +159,16 @@ class Member:
             if len(told) < self._threshold:
                 raise TooFewMembers(CONFIRM, len(told), self._threshold)
             self._survivors = told
+            self._statement = state_survivors(*self._bound, told)
             return encode(self._identity.sign(self._statement))
 
     def unmask(self, confirmations: Mapping[str, str]) -> dict[str, dict[str, str]]:
         """Round 4, Unmasking: shares of the seeds of those in the sum, and of the keys of those who are not.
 
-        Only if enough members signed the same list; a signature that is not over it does not count.
+        Only if enough members signed the same list, in round 3, or, where that was left out, in round 2. A
+        signature that is not over it, or of the other round, does not count.
         """
-        with self._in_phase(UNMASK):
+        with self._in_phase(UNMASK if self._phase == UNMASK else CONFIRM, UNMASK):
             if not isinstance(confirmations, Mapping) or not confirmations.keys() <= self._survivors:
                 raise SumRefusal("confirmations are of members who are not in the sum.")
             wrong = [name for name, text in confirmations.items() if not self._is_confirmed(name, text)]
@@ -166,10 +185,14 @@ class Member:
             }
 
     @contextmanager
-    def _in_phase(self, phase: str) -> Iterator[None]:
-        """Each phase once, in order; one that fails is the last, and its secrets go."""
-        if self._phase != phase:
-            raise SumRefusal(f"'{self.name}' was asked for {phase} when it was not its turn.")
+    def _in_phase(self, *phases: str) -> Iterator[None]:
+        """Each phase once, in order; one that fails is the last, and its secrets go.
+
+        phases: the present one, and any that are skipped up to the one that is asked for.
+        """
+        phase = phases[-1]
+        if self._phase != phases[0]:
+            raise self._refuse_turn(phase)
         self._phase = None
         try:
             yield
@@ -178,13 +201,12 @@ class Member:
             raise
         self._phase = PHASES[PHASES.index(phase) + 1]
 
+    def _refuse_turn(self, phase: str) -> SumRefusal:
+        return SumRefusal(f"'{self.name}' was asked for {phase} when it was not its turn.")
+
     @property
     def _bound(self) -> tuple[bytes, bytes]:
         return self._session, self._binding
-
-    @property
-    def _statement(self) -> bytes:
-        return state_survivors(self._session, self._binding, self._survivors)
 
     def _check_adverts(self, adverts: Mapping[str, Any]) -> dict[str, Advert]:
         """All of them, parsed: mine as I made it, the others signed by those whom they name."""

@@ -113,6 +113,11 @@ def state_advert(context: bytes, name: str, advert: Advert) -> bytes:
     return encode_fields("wardround-sum-1 advert", context, name, *keys)
 
 
+def state_members(session: bytes, binding: bytes, members: Iterable[str]) -> bytes:
+    """What a member signs in round 2; never taken for the statement of round 3, or the other way round."""
+    return encode_fields("wardround-sum-1 members", session, binding, *sorted(members))
+
+
 def state_survivors(session: bytes, binding: bytes, survivors: Iterable[str]) -> bytes:
     """What a member signs in round 3."""
     return encode_fields("wardround-sum-1 survivors", session, binding, *sorted(survivors))
