@@ -43,7 +43,6 @@ from wardround.tables import Table
 ARMS = ("full", "marginal", "exclusion", "condist", "background", "alone")
 Annotates = Mapping[str, Sequence[str]]
 Scores = dict[str, float]
-ALONE_STEPS = 10  # of a round
 
 
 def phantom(options: argparse.Namespace, out: Path, annotates: Annotates) -> dict[str, Any]:
@@ -88,50 +87,38 @@ SETS = {
 
 
 def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, test: bool = False) -> Config:
+    work = {"local_epochs": options.epochs}
+    if options.local_steps is not None:
+        work = {"local_steps": options.local_steps}
     settings = {
         **options.make(options, out, {} if arm == "full" else options.annotates),
+        **work,
         "name": arm,
         "seed": seed,
+        "rounds": options.rounds,
         "output": str(out / f"{arm}-{seed}"),
-        "method": choose_method(options, arm),
+        "method": {"name": "local"} if arm == "alone" else choose_server(options),
         "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
-        **choose_steps(options, alone=arm == "alone"),
-        "model_average": {"name": options.average, "decay": options.decay},
+        "optimizer": {
+            "name": options.optimizer,
+            "learning_rate": options.rate,
+            "momentum": 0.9 if options.optimizer == "sgd" else 0.0,
+            "state": "keep",
+            "schedule": {"name": "polynomial"},
+        },
         "compute": {"workers": 1, "threads": 1},
+        "checkpoint": {"every": 100},
+        "evaluate": {"metrics": ["dice"], "overlays": 0, "every": options.rounds},
     }
-    settings["evaluate"] = {"metrics": ["dice"], "overlays": 0, "every": settings["rounds"]}
     settings["data"]["test"] = test
     return load_config(settings)
 
 
-def choose_method(options: argparse.Namespace, arm: str) -> dict[str, Any]:
-    if arm == "alone":
-        return {"name": "local"}
-    if options.server == "mean":
-        return {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
-    adam = {"name": "fedadam", "tau": options.tau, "beta2": options.beta2, "bias_correction": True}
-    return adam | {"server_lr": options.server_lr}
-
-
-def choose_steps(options: argparse.Namespace, *, alone: bool) -> dict[str, Any]:
-    """Rounds, what a client does in one, and by which optimizer."""
-    alone = alone and options.alone_rate is not None
-    name = "adam" if alone else options.optimizer
-    optimizer = {
-        "name": name,
-        "learning_rate": options.alone_rate if alone else options.rate,
-        "momentum": options.momentum if name == "sgd" else 0.0,
-        "state": "keep",
-        "schedule": {"name": "polynomial"},
-    }
-    work = {"rounds": options.rounds, "local_epochs": options.epochs}
-    if options.local_steps is not None:
-        work = {"rounds": options.rounds, "local_steps": options.local_steps}
-    if alone and options.local_steps is not None:  # nobody is waited for, so as many steps in fewer rounds
-        total = options.rounds * options.local_steps
-        work = {"rounds": total // ALONE_STEPS, "local_steps": ALONE_STEPS}
-    return {**work, "optimizer": optimizer}
+def choose_server(options: argparse.Namespace) -> dict[str, Any]:
+    if options.server == "adam":
+        return {"name": "fedadam", "server_lr": options.server_lr, "tau": 1e-6, "bias_correction": True}
+    return {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
 
 
 def forget_annotation(federation: Federation) -> Federation:
@@ -200,15 +187,9 @@ def main() -> None:
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
-    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument("--local-steps", type=int, help="of a round, in place of epochs")
     parser.add_argument("--server", choices=["mean", "adam"], default="mean", help="how the model is moved")
     parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
-    parser.add_argument("--tau", type=float, default=1e-6, help="of the server's Adam")
-    parser.add_argument("--beta2", type=float, default=0.99, help="of the server's Adam")
-    parser.add_argument("--alone-rate", type=float, help="train the arm alone with Adam, at this rate")
-    parser.add_argument("--average", choices=["none", "ema", "swa"], default="none", help="of last models")
-    parser.add_argument("--decay", type=float, default=0.9, help="of ema")
     parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
