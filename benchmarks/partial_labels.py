@@ -87,16 +87,17 @@ SETS = {
 
 
 def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, test: bool = False) -> Config:
-    partial = {} if arm == "full" else options.annotates
-    averaging = {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
+    work = {"local_epochs": options.epochs}
+    if options.local_steps is not None:
+        work = {"local_steps": options.local_steps}
     settings = {
-        **options.make(options, out, partial),
+        **options.make(options, out, {} if arm == "full" else options.annotates),
+        **work,
         "name": arm,
         "seed": seed,
         "rounds": options.rounds,
-        "local_epochs": options.epochs,
         "output": str(out / f"{arm}-{seed}"),
-        "method": {"name": "local"} if arm == "alone" else averaging,
+        "method": {"name": "local"} if arm == "alone" else choose_server(options),
         "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
         "optimizer": {
@@ -107,10 +108,17 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
             "schedule": {"name": "polynomial"},
         },
         "compute": {"workers": 1, "threads": 1},
+        "checkpoint": {"every": 100},
         "evaluate": {"metrics": ["dice"], "overlays": 0, "every": options.rounds},
     }
     settings["data"]["test"] = test
     return load_config(settings)
+
+
+def choose_server(options: argparse.Namespace) -> dict[str, Any]:
+    if options.server == "adam":
+        return {"name": "fedadam", "server_lr": options.server_lr, "tau": 1e-6, "bias_correction": True}
+    return {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
 
 
 def forget_annotation(federation: Federation) -> Federation:
@@ -179,6 +187,8 @@ def main() -> None:
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
+    parser.add_argument("--local-steps", type=int, help="of a round, in place of epochs")
+    parser.add_argument("--server", choices=["mean", "adam"], default="mean", help="how the model is moved")
     parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
     parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")

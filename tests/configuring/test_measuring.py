@@ -54,6 +54,20 @@ def test_only_training_cases_are_measured(federation: Path) -> None:
     assert [(one.name, one.num_train) for one in facts.clients] == [("north", 6), ("south", 6)]
 
 
+def test_facts_say_who_annotates_some_classes_only(federation: Path) -> None:
+    for path in federation.parent.glob("south*_label.png"):
+        label = np.asarray(Image.open(path)).copy()
+        label[7:9, 7:9] = 2
+        Image.fromarray(label).save(path)
+    given = federation.read_text().replace("organ: [1]", "organ: [1], spot: [2]")
+    federation.write_text(given + "annotates: {north: [organ], south: [organ, spot]}\n")
+
+    _, facts = measure_federation(federation)
+
+    assert {client.name: client.annotates for client in facts.clients} == {"north": ("organ",), "south": ()}
+    assert facts.partial is not None and facts.partial.name == "north"
+
+
 def test_splits_of_the_run_take_the_place_of_those_of_the_file(federation: Path) -> None:
     settings = DataSettings(
         federation=federation, splits={"by": "ratios", "ratios": [0.5, 0.25, 0.25], "seed": 1}

@@ -86,8 +86,32 @@ def test_dice_is_of_the_batch_in_2d_or_where_a_patch_sees_little(
     ("steps", "expected"),
     [(1, (1, 1)), (9, (1, 9)), (300, (60, 5)), (1250, (250, 5)), (5000, (200, 25)), (62_500, (625, 100))],
 )
-def test_rounds_and_local_steps_make_the_steps(steps: int, expected: tuple[int, int]) -> None:
-    assert choose_rounds(steps) == expected
+def test_rounds_and_local_steps_make_the_steps(
+    make_facts: Make, steps: int, expected: tuple[int, int]
+) -> None:
+    assert choose_rounds(make_facts(), steps) == expected
+
+
+def annotate_parts(facts: Facts) -> Facts:
+    """The second client outlines the core alone, the others everything."""
+    first, second, *others = facts.clients
+    return replace(facts, clients=(first, replace(second, annotates=("core",)), *others))
+
+
+@pytest.mark.parametrize("steps", [1, 300, 5000])
+def test_clients_that_annotate_different_classes_take_one_step_of_sgd_a_round(
+    make_facts: Make, steps: int
+) -> None:
+    facts = annotate_parts(make_facts())
+    work, optimizer = choose_work(facts, steps), values(choose_optimizer(facts, steps))
+
+    assert values(work) == {"rounds": steps, "local_steps": 1}
+    assert "'north' annotates core alone" in work[1].reason
+    assert (optimizer["optimizer.name"], optimizer["optimizer.momentum"]) == ("sgd", 0.9)
+    assert (optimizer["optimizer.learning_rate"], optimizer["optimizer.state"]) == (1.0, "keep")
+    assert values(choose_evaluation(facts, steps, (8, 8, 8)))["evaluate.every"] == max(1, steps // 10)
+    assert values(choose_method(facts))["limits.refuse_opposite"] is False
+    assert "limits.refuse_opposite" not in values(choose_method(make_facts()))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +128,8 @@ def test_the_plan_says_how_many_steps_its_rounds_make(make_facts: Make, steps: i
     assert (rounds.key, rounds.reason) == ("rounds", reason)
 
 
-def test_adam_trains_below_ten_thousand_steps_and_nnunets_sgd_from_there() -> None:
-    few, some, many = (values(choose_optimizer(steps)) for steps in (500, 9999, 10_000))
+def test_adam_trains_below_ten_thousand_steps_and_nnunets_sgd_from_there(make_facts: Make) -> None:
+    few, some, many = (values(choose_optimizer(make_facts(), steps)) for steps in (500, 9999, 10_000))
 
     assert (few["optimizer.name"], few["optimizer.learning_rate"]) == ("adam", 0.01)
     assert (some["optimizer.name"], some["optimizer.learning_rate"]) == ("adam", 0.001)

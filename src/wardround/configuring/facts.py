@@ -41,7 +41,8 @@ class ClientFacts:
 
     num_train: at least so many where is_open is False: it has too few patients to tell; memory: bytes of its
     GPU, or of the machine; modality: of each channel, by its values alone, so never "mr"; None
-    for one that it lacks; num_unlabelled: training cases without a label.
+    for one that it lacks; num_unlabelled: training cases without a label; annotates: classes or regions,
+    empty where it annotates everything.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ClientFacts:
     modality: tuple[Modality | None, ...] = ()
     is_open: bool = True
     num_unlabelled: int = 0
+    annotates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,8 @@ class Facts:
     @property
     def num_train(self) -> int:
         return sum(client.num_train for client in self.clients)
+
+    @property
+    def partial(self) -> ClientFacts | None:
+        """The first client that annotates some classes only; None where all annotate everything."""
+        return next((client for client in self.clients if client.annotates), None)

@@ -45,8 +45,18 @@ def measure_federation(
     facts = join_fingerprints(
         fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
     )
-    clients = tuple(replace(client, num_unlabelled=bare[client.name]) for client in facts.clients)
+    clients = tuple(
+        replace(client, num_unlabelled=bare[client.name], annotates=list_annotated(data, client.name))
+        for client in facts.clients
+    )
     return fingerprints, replace(facts, clients=clients)
+
+
+def list_annotated(data: RealData, client: str) -> tuple[str, ...]:
+    """What a client annotates, where that is not everything."""
+    annotation = data.annotations.get(client)
+    is_partial = annotation is not None and annotation.num_groups < len(annotation.groups)
+    return tuple(data.file.annotates.get(client, ())) if is_partial else ()
 
 
 def measure_training_cases(

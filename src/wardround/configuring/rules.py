@@ -51,7 +51,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_foreground(),
         *choose_objective(facts, patch, shape),
         *choose_work(facts, steps),
-        *choose_optimizer(steps),
+        *choose_optimizer(facts, steps),
         *choose_augmentation(facts, steps, patch),
         *choose_method(facts),
         *choose_evaluation(facts, steps, patch),

@@ -18,6 +18,7 @@ FEW_STEPS = 500  # up to here images are seen as they are: at 300 and 500 augmen
 MANY_STEPS = 10_000  # from here on nnU-Net's SGD, tuned for 250,000; tried up to 4,000, where Adam was ahead
 FEWEST_ROUNDS = 200  # where there are steps enough
 LOCAL_STEPS = (5, 100)  # of a round: fewest and most
+PARTIAL_RATE = 1.0  # of SGD where clients annotate different classes, with momentum 0.9
 VALIDATIONS = 10  # in a run
 THICK = 3  # longest to shortest side of a patch of few thick slices (nnU-Net: do_dummy_2d_data_aug)
 FEWEST_PATIENTS = 10  # who have two classes: ten lie alike along an axis once in 500 times by chance
@@ -87,13 +88,24 @@ def choose_foreground() -> list[Choice]:
 # By which steps
 
 
-def choose_optimizer(steps: int) -> list[Choice]:
+def choose_optimizer(facts: Facts, steps: int) -> list[Choice]:
     """nnU-Net's SGD for long runs; ours below MANY_STEPS: Adam, which is far after a few hundred steps.
 
     Momentum of 0.99 is a mean over a hundred steps, and of K clients each takes a K-th of them. The state
     stays at the clients from round to round: reset, each round would begin without momentum.
+
+    Where clients annotate different classes, SGD in any case (ours; benchmarks/README.md): the mean of one
+    SGD step at each is a step on the mean of their losses. Adam divides by the size of a client's own
+    gradients, which of classes that it does not annotate are small, so that they count as much as any.
     """
-    if steps < MANY_STEPS:
+    if facts.partial is not None and steps < MANY_STEPS:
+        why = f"the mean of steps is one on the mean loss, though '{facts.partial.name}' annotates part"
+        chosen = [
+            Choice("optimizer.name", "sgd", why),
+            Choice("optimizer.learning_rate", PARTIAL_RATE, "each class is taught by some clients only"),
+            Choice("optimizer.momentum", 0.9, f"a mean over ten steps, and {steps} are few"),
+        ]
+    elif steps < MANY_STEPS:
         rate = 0.01 if steps <= FEW_STEPS else 0.001  # few steps are those of a narrow network on a CPU
         few = f"{steps} steps are few: Adam learns from the first on"
         chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", rate, few)]
@@ -113,13 +125,16 @@ def choose_optimizer(steps: int) -> list[Choice]:
     ]
 
 
-def choose_rounds(steps: int) -> tuple[int, int]:
+def choose_rounds(facts: Facts, steps: int) -> tuple[int, int]:
     """Rounds and local steps of each that make `steps`, or nearly so where they do not divide (ours).
 
     At least 200 rounds where there are steps for it, so that clients do not drift apart (of 20, 10 and 5
     local steps the fewest were best on validation cases), of 5 to 100 steps, so that the exchange does not
-    take longer than the training.
+    take longer than the training. Where clients annotate different classes, of one: by a second step each
+    forgets what the others teach.
     """
+    if facts.partial is not None:
+        return steps, 1
     fewest, most = LOCAL_STEPS
     if steps < 2 * fewest:
         return 1, steps
@@ -133,14 +148,17 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
     """Equal steps for every client, whatever its number of cases (ours): one with few cases is as far as the
     others when models are averaged, and nobody waits for the largest.
     """
-    rounds, local = choose_rounds(steps)
+    rounds, local = choose_rounds(facts, steps)
     whole = rounds * local == steps
     made = f"are the {steps} of each client" if whole else f"make {rounds * local}, nearest to {steps}"
     counts = [client.num_train for client in facts.clients]
-    sizes = f"{min(counts)} to {max(counts)} training cases"
+    why = f"clients have {min(counts)} to {max(counts)} training cases: equal steps, not epochs"
+    if facts.partial is not None:
+        told = ", ".join(facts.partial.annotates)
+        why = f"'{facts.partial.name}' annotates {told} alone, and would forget the rest in more"
     return [
         Choice("rounds", rounds, f"{rounds} x {local} steps {made}"),
-        Choice("local_steps", local, f"clients have {sizes}: equal steps, not epochs"),
+        Choice("local_steps", local, why),
     ]
 
 
@@ -232,7 +250,17 @@ def choose_method(facts: Facts) -> list[Choice]:
             "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
         ),
         Choice("min_clients", enough, why),
+        *choose_limits(facts),
     ]
+
+
+def choose_limits(facts: Facts) -> list[Choice]:
+    """Directions say nothing against a client that alone teaches a class (ours): one was refused in nine of
+    ten rounds of one step."""
+    if facts.partial is None:
+        return []
+    why = f"what '{facts.partial.name}' annotates may honestly point against the others"
+    return [Choice("limits.refuse_opposite", False, why)]
 
 
 # How models are judged
@@ -242,7 +270,7 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
     """Windows of the training patch and the last model, as nnU-Net; mirror images where they were trained on,
     along the same axes, and all clients have a GPU, since each costs a pass.
     """
-    rounds, _ = choose_rounds(steps)
+    rounds, _ = choose_rounds(facts, steps)
     every = max(1, rounds // VALIDATIONS)
     slow = [client.name for client in facts.clients if client.device == "cpu"]
     ordered = find_ordered_axes(facts)
