@@ -37,7 +37,13 @@ SMALL = {
 # really is, on the CPU.
 @pytest.mark.parametrize(
     "method",
-    [{"name": "fedavg"}, {"name": "fedevi"}, {"name": "feddg"}, {"name": "fedmix", "form": "naive"}],
+    [
+        {"name": "fedavg"},
+        {"name": "fedevi"},
+        {"name": "feddg"},
+        {"name": "harmofl"},
+        {"name": "fedmix", "form": "naive"},
+    ],
     ids=lambda method: method["name"],
 )
 def test_mps_trains_and_predicts_as_the_cpu_does(
