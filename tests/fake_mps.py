@@ -1,6 +1,7 @@
 """An MPS device where there is none: tensors that say they are on `mps` and compute on the CPU.
 
-As on Apple's GPUs there is no float64, no pinned memory, and no sum of a tensor there and one on the CPU.
+As on Apple's GPUs there is no float64, no complex number (before macOS 14), no pinned memory, and no sum of a
+tensor there and one on the CPU.
 Results are those of the CPU.
 """
 
@@ -27,8 +28,8 @@ class MpsTensor(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> MpsTensor:
-        if held.dtype in (torch.float64, torch.complex128):
-            raise TypeError("Cannot convert a MPS Tensor to float64 dtype: the MPS framework has none.")
+        if held.dtype == torch.float64 or held.dtype.is_complex:
+            raise TypeError(f"Cannot convert a MPS Tensor to {held.dtype}: the MPS framework has none.")
         made = Tensor._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             device=CPU, requires_grad=held.requires_grad,

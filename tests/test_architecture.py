@@ -54,7 +54,7 @@ start_new_session= preexec_fn= pass_fds=
 """
 PROMISES = {  # tests of the whole product, or of what all members of a room keep
     "test_architecture", "test_decoders", "test_docs", "test_tutorial", "test_public_api", "browser/test_report_in_browser",
-    "test_code_blocks", "test_containers", "test_extras", "test_release", "test_supply_chain",
+    "test_code_blocks", "test_typed_in", "test_containers", "test_extras", "test_release", "test_supply_chain",
     "browser/test_site_in_browser", "methods/test_all_methods", "models/test_all_networks", "cli/test_imports",
 }  # fmt: skip
 

@@ -36,7 +36,9 @@ def half_width(sides: Sequence[int], share: float) -> int:
 
 def amplitude_window(image: Tensor, half_width: int) -> Tensor:
     """|F| at the lowest frequencies of each case and channel: (B, C, *spatial) -> (B, C, 2b+1, ...)."""
-    return _transform(image)[low_frequencies(image.shape[2:], half_width, image.device)].abs()
+    here = _where(image)
+    window = _transform(image.to(here))[low_frequencies(image.shape[2:], half_width, here)].abs()
+    return window.to(image.device)
 
 
 def restyle(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> Tensor:
@@ -47,14 +49,15 @@ def restyle(image: Tensor, amplitude: Tensor, share: Tensor | float = 1.0) -> Te
     number, or one a case.
     """
     if isinstance(share, Tensor):
-        share = share.reshape(-1, *[1] * (image.ndim - 1))
-    index = low_frequencies(image.shape[2:], amplitude.shape[-1] // 2, image.device)
-    own = _transform(image)[index]
-    change = share * (amplitude - own.abs())
-    spectrum = torch.zeros(image.shape, dtype=own.dtype, device=image.device)
+        share = share.reshape(-1, *[1] * (image.ndim - 1)).to(_where(image))
+    here = _where(image)
+    index = low_frequencies(image.shape[2:], amplitude.shape[-1] // 2, here)
+    own = _transform(image.to(here))[index]
+    change = share * (amplitude.to(here) - own.abs())
+    spectrum = torch.zeros(image.shape, dtype=own.dtype, device=here)
     spectrum[index] = torch.polar(change, own.angle())
     moved: Tensor = torch.fft.ifftn(spectrum, dim=_spatial(image), norm="forward").real
-    return image + moved
+    return image + moved.to(image.device)
 
 
 def clip_to_range(image: Tensor, like: Tensor) -> Tensor:
@@ -90,6 +93,11 @@ def low_frequencies(
         for axis, side in enumerate(sides)
     ]
     return (..., *places)
+
+
+def _where(image: Tensor) -> torch.device:
+    """Where its spectrum is computed: older systems of Apple's have no complex numbers on mps."""
+    return torch.device("cpu") if image.device.type == "mps" else image.device
 
 
 def _transform(image: Tensor) -> Tensor:

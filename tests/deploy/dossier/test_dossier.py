@@ -149,6 +149,19 @@ def test_a_simulation_says_that_nothing_left_a_hospital(run: Path) -> None:
     text = text_of(draw_dossier(read_facts(run)))
 
     assert "nothing left a hospital" in text and "synthetic phantoms, not patients" in text
+    assert "A simulation has no ledger of a hospital" in text and "its own dossier has them" not in text
+    assert "no connection was made" in text
+
+
+def test_a_rehearsal_says_where_its_ledgers_are_and_that_no_connection_left_the_machine(run: Path) -> None:
+    write_text(run / "config.yaml", "name: shared\nrounds: 1\n")
+    (run / "rehearsal").mkdir()
+
+    text = text_of(draw_dossier(read_facts(run)))
+
+    assert "A rehearsal on one machine: nothing left a hospital" in text
+    assert "in the kits of the rehearsal" in text and "no connection left it" in text
+    assert "own dossier has them" not in text
 
 
 def test_every_question_is_answered_from_facts_that_exist_or_left_to_the_controller(run: Path) -> None:

@@ -73,7 +73,7 @@ class DossierFacts:
     private: what each client, or run, last said of its privacy; spent: epsilon of all runs of a hospital.
     """
 
-    kind: Literal["simulation", "organiser", "hospital"]
+    kind: Literal["simulation", "rehearsal", "organiser", "hospital"]
     name: str
     about: Sequence[tuple[str, str]]
     case_columns: Sequence[str]
@@ -111,12 +111,11 @@ def read_facts(place: Path, run: str | None = None) -> DossierFacts:
 
 def read_run_facts(folder: Path) -> DossierFacts:
     run, preparation = read_run(folder), read_json(folder / PREPARATION)
-    is_simulated = not mapping(run.config.get("data")).get("hospitals")
     sent = list(parse_lines(folder / ledger.NAME, read_lines(folder / ledger.NAME), ""))
     classes, channels = (list(map(str, preparation.get(key) or ())) for key in ("classes", "channels"))
     cards = sorted(path.relative_to(folder) for path in folder.glob("*/MODEL_CARD.md"))
     return DossierFacts(
-        kind="simulation" if is_simulated else "organiser",
+        kind=find_kind(folder, run.config),
         name=run.label,
         about=[*list_project(folder), *list_run(run)],
         case_columns=("hospital", "training", "validation", "test"),
@@ -128,6 +127,12 @@ def read_run_facts(folder: Path) -> DossierFacts:
         channels=channels,
         card=str(cards[0]) if cards else None,
     )
+
+
+def find_kind(folder: Path, config: Mapping[str, Any]) -> Literal["simulation", "rehearsal", "organiser"]:
+    if mapping(config.get("data")).get("hospitals"):
+        return "organiser"
+    return "rehearsal" if (folder / "rehearsal").is_dir() else "simulation"
 
 
 def list_project(folder: Path) -> Iterator[tuple[str, str]]:

@@ -25,8 +25,25 @@ CASE_NAMES = {"number": "cases go by number, not by name", "keep": "CASES GO BY 
 SECRET = ("data", "proxy")  # of site.yaml: a path, and an address that may hold a password
 KINDS = {
     "simulation": "a simulation",
+    "rehearsal": "a rehearsal",
     "organiser": "a run, as the organiser has it",
     "hospital": "a hospital's kit",
+}
+ON_ONE_MACHINE = ("simulation", "rehearsal")
+RULES = {
+    "simulation": "A simulation has no hospital with rules of its own.",
+    "rehearsal": "The hospitals of a rehearsal allow everything.",
+    "organiser": "The rules are each hospital's own and not on record here; its own dossier has them.",
+}
+CHAINS = {
+    "simulation": "A simulation has no ledger of a hospital.",
+    "rehearsal": "Ledgers with a chain are in the kits of the rehearsal.",
+    "organiser": "The ledger with a chain is at each hospital.",
+}
+CONNECTIONS = {
+    "simulation": "A simulation: no connection was made.",
+    "rehearsal": "Mutual TLS between processes of one machine; no connection left it.",
+    "hospital": "Mutual TLS, opened by the hospital; the certificate says who calls.",
 }
 SECTIONS = {
     "short": "In short",
@@ -95,16 +112,17 @@ def draw_words(text: str) -> Html:
 
 
 def state_facts(facts: DossierFacts) -> dict[str, str]:
-    site, is_simulation = facts.site, facts.kind == "simulation"
+    site = facts.site
     refused = sum(bool(message.trouble) for message in facts.sent)
-    rules = "The rules are each hospital's own and not on record here; its own dossier has them."
+    rules = RULES.get(facts.kind, RULES["organiser"])
     if site is not None:
         rules = (
             f"At least {site.min_cases} training cases and {site.min_batch} in a step. Scores leave as "
             f"{site.scores}, of {in_words(site.rows)}; {CASE_NAMES[site.case_names]}. "
             f"Tasks: {in_words(site.tasks)}."
         )
-    channels = f" with the channels {quoted(facts.channels)}" if facts.channels else ""
+    many = "channels" if len(facts.channels) > 1 else "channel"
+    channels = f" with the {many} {quoted(facts.channels)}" if facts.channels else ""
     organiser = dict(facts.about).get("organiser", "on this machine")
     return {
         "purpose": f"A network that outlines {quoted(facts.classes) or 'structures'} in images{channels}.",
@@ -114,9 +132,7 @@ def state_facts(facts: DossierFacts) -> dict[str, str]:
         "rules": rules,
         "privacy": describe_told(facts.private) or "Without differential privacy: no noise was added.",
         "recipients": f"The organiser: {one_line(organiser, 80)}. The shared model: all hospitals of a run.",
-        "channel": "A simulation: no connection was made."
-        if is_simulation
-        else "Mutual TLS, opened by the hospital; the certificate says who calls.",
+        "channel": CONNECTIONS.get(facts.kind, CONNECTIONS["hospital"]),
         "retention": f"Files and folders listed under Retention, with what they hold: {len(facts.files)}.",
     }
 
@@ -128,16 +144,16 @@ def state_volume(facts: DossierFacts) -> str:
     times, size = sorted(message.time for message in sent), format_bytes(sum(m.num_bytes for m in sent))
     tasks = quoted(sorted({message.task for message in sent}))
     total = f"{len(sent):,} messages, {size}, {times[0]} to {times[-1]} UTC, for the tasks {tasks}"
-    if facts.kind == "simulation":
-        return f"A simulation on one machine: nothing left a hospital. Exchanged were {total}."
+    if facts.kind in ON_ONE_MACHINE:
+        where = f"{KINDS[facts.kind].capitalize()} on one machine"
+        return f"{where}: nothing left a hospital. Exchanged were {total}."
     return f"{'Left this hospital' if facts.kind == 'hospital' else 'Came from hospitals'}: {total}."
 
 
 def state_verdict(facts: DossierFacts) -> str:
     if facts.verdict is None:
-        return (
-            "This list has no chain: it is what reached the run. The ledger with a chain is at each hospital."
-        )
+        chained = CHAINS.get(facts.kind, CHAINS["organiser"])
+        return f"This list has no chain: it is what reached the run. {chained}"
     if not facts.verdict.ok:
         return f"BROKEN: the ledger is not as it was written; {facts.verdict.sentence}"
     last = f" Last hash {facts.verdict.hash}." if facts.verdict.hash else ""
@@ -236,8 +252,8 @@ def draw_readers(facts: DossierFacts) -> list[Html]:
     )
     if facts.site is not None and facts.site.scores == "aggregate":
         scores = "Scores leave as sums and histograms, never as a row a case."
-    note = "Whoever ran this simulation had all files. With real hospitals it is as follows. "
-    first = note if facts.kind == "simulation" else ""
+    note = f"Whoever ran this {facts.kind} had all files. With real hospitals it is as follows. "
+    first = note if facts.kind in ON_ONE_MACHINE else ""
     return [tag("p", first, scores), facts_table("Who could read what", list(READERS.items()))]
 
 
