@@ -2,6 +2,7 @@
 
     python benchmarks/partial_labels.py                            # four phantom hospitals, one organ each
     python benchmarks/partial_labels.py fundus_odoc --data DATA    # one site outlines discs, one cups
+    python benchmarks/partial_labels.py fundus_odoc --data DATA --third-site    # and a third one both
 
 DATA holds `fundus_odoc` with its index.csv. The same scans are trained on
 
@@ -10,7 +11,7 @@ DATA holds `fundus_odoc` with its index.csv. The same scans are trained on
     exclusion   the same with `exclusion: 1`
     condist     the same with `objective: condist`: the received model teaches the other structures
     background  the same labels, but what is not outlined is trained as background, as without `annotates`
-    alone       each structure by the one hospital that annotates it, without the others
+    alone       each structure by those who annotate it, without the others
 
 and the model of the last round is scored on the test cases of all hospitals, with labels in full (with
 `--split val` on validation cases, to choose settings by). A number is the mean over structures of the mean
@@ -45,7 +46,7 @@ Annotates = Mapping[str, Sequence[str]]
 Scores = dict[str, float]
 
 
-def phantom(options: argparse.Namespace, out: Path, annotates: Annotates) -> dict[str, Any]:
+def phantom(options: argparse.Namespace, path: Path, annotates: Annotates) -> dict[str, Any]:
     made = {
         "hospitals": 4,
         "size": options.size or 48,
@@ -60,15 +61,14 @@ def phantom(options: argparse.Namespace, out: Path, annotates: Annotates) -> dic
     return {"data": {"phantom": made}, "model": model, "batch_size": 8}
 
 
-def fundus(options: argparse.Namespace, out: Path, annotates: Annotates) -> dict[str, Any]:
-    path = out / f"fundus-{'partial' if annotates else 'full'}.yaml"
+def fundus(options: argparse.Namespace, path: Path, annotates: Annotates) -> dict[str, Any]:
     file = FederationFile(
         sources=(Source(path=(options.data / "fundus_odoc").resolve()),),
-        clients=tuple(options.sites),
+        clients=("g1020", "papila", *(["drishti_gs"] if options.third_site else [])),
         labels={"rim": (1,), "cup": (2,)},
         regions={"disc": (1, 2), "cup": (2,)},
         annotates={name: tuple(names) for name, names in annotates.items()},
-        cache=out / "cache",
+        cache=path.parent / "cache",
     )
     write(file, path, overwrite=True)
     side = options.size or 128
@@ -80,39 +80,64 @@ def fundus(options: argparse.Namespace, out: Path, annotates: Annotates) -> dict
     }
 
 
+# What the first hospital, the second ... annotates; rounds; regions of `region_dice_bce`, where not classes
+ORGANS = {"north": ["skull"], "east": ["nuclei"], "south": ["ventricles"], "west": ["lesion"]}
 SETS = {
-    "phantom": (phantom, 40, ("north", "east", "south", "west"), ("skull", "nuclei", "ventricles", "lesion")),
-    "fundus_odoc": (fundus, 25, ("g1020", "papila"), ("disc", "cup")),
+    "phantom": (phantom, 40, ORGANS, []),
+    "fundus_odoc": (fundus, 25, {"g1020": ["disc"], "papila": ["cup"]}, [[1, 2], [2]]),
 }
 
 
 def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, test: bool = False) -> Config:
+    """arm: its name, or `alone-<structure>`."""
     work = {"local_epochs": options.epochs}
     if options.local_steps is not None:
         work = {"local_steps": options.local_steps}
     settings = {
-        **options.make(options, out, {} if arm == "full" else options.annotates),
+        **options.make(options, out / f"{arm}.yaml", choose_annotates(options, arm)),
         **work,
         "name": arm,
         "seed": seed,
         "rounds": options.rounds,
         "output": str(out / f"{arm}-{seed}"),
-        "method": {"name": "local"} if arm == "alone" else choose_server(options),
-        "objective": {"name": "condist" if arm == "condist" else "dice_bce", "reduction": "batch"},
+        "method": choose_server(options),
+        "objective": choose_objective(options, arm),
         "exclusion": 1.0 if arm == "exclusion" else 0.0,
         "optimizer": {
             "name": options.optimizer,
             "learning_rate": options.rate,
-            "momentum": 0.9 if options.optimizer == "sgd" else 0.0,
+            "momentum": options.momentum if options.optimizer == "sgd" else 0.0,
             "state": "keep",
             "schedule": {"name": "polynomial"},
         },
         "compute": {"workers": 1, "threads": 1},
         "checkpoint": {"every": 100},
         "evaluate": {"metrics": ["dice"], "overlays": 0, "every": options.rounds},
+        "min_clients": 1,
     }
     settings["data"]["test"] = test
     return load_config(settings)
+
+
+def choose_annotates(options: argparse.Namespace, arm: str) -> Annotates:
+    """What hospitals annotate; those that are not named annotate everything."""
+    if arm == "full":
+        return {}
+    structure = arm.removeprefix("alone-")
+    if structure == arm:
+        return dict(options.annotates)
+    return {name: [structure] for name in annotators(options, structure)}
+
+
+def annotators(options: argparse.Namespace, structure: str) -> list[str]:
+    third = ["drishti_gs"] if options.third_site else []
+    return [*(name for name, own in options.annotates.items() if structure in own), *third]
+
+
+def choose_objective(options: argparse.Namespace, arm: str) -> dict[str, Any]:
+    name = "condist" if arm == "condist" else options.objective
+    regions = {"regions": options.regions} if name == "region_dice_bce" and options.regions else {}
+    return {"name": name, "reduction": "batch", **regions}
 
 
 def choose_server(options: argparse.Namespace) -> dict[str, Any]:
@@ -127,30 +152,33 @@ def forget_annotation(federation: Federation) -> Federation:
     return replace(federation, load_one=lambda name: replace(load(name), annotation=None))
 
 
-def train(config: Config, arm: str) -> dict[str, Params]:
-    """The model of the last round, of each hospital where it trains alone."""
+def train(options: argparse.Namespace, out: Path, arm: str, seed: int) -> dict[str, Params]:
+    """Structure -> the model of the last round that is to find it."""
+    if arm == "alone":
+        each = {name: f"alone-{name}" for name in options.structures}
+        return {name: train(options, out, alone, seed)[name] for name, alone in each.items()}
+    config = configure(options, out, arm, seed)
     federation = open_federation(config.data, config.seed, config.compute.resident)
     if arm == "background":
         federation = forget_annotation(federation)
+    if arm.startswith("alone-"):
+        names = annotators(options, arm.removeprefix("alone-"))
+        counts = {name: federation.counts[name] for name in names}
+        federation = replace(federation, names=names, counts=counts)
     state = Experiment(config, federation=federation).run(overwrite=True).state
-    if arm != "alone":
-        return dict.fromkeys(federation.names, state.params)
-    host = Host(config, config.folder / "clients", federation.names, federation=federation)
-    asked = Message(params=state.params)
-    answers = {name: host.run(name, "personal_model", config.rounds, asked) for name in federation.names}
-    return {name: answer.message.extras["model"] for name, answer in answers.items()}
+    return dict.fromkeys(options.structures, state.params)
 
 
 def score(full: Config, models: Mapping[str, Params], options: argparse.Namespace) -> Scores:
-    """Structure -> mean Dice at all hospitals, by the model of the hospital that annotates it."""
+    """Structure -> mean Dice at all hospitals, by its model."""
     federation = open_federation(full.data, full.seed, full.compute.resident)
     host = Host(full, full.folder / "scored", federation.names, federation=federation)
     found: Scores = {}
-    for hospital, (structure,) in options.annotates.items():
+    for structure in options.structures:
         means = []
         for name in federation.names:
             scalars = {"split": options.split, "metrics": ["dice"], "as_sent": True}
-            answer = host.run(name, "evaluate", 0, Message(params=models[hospital], scalars=scalars))
+            answer = host.run(name, "evaluate", 0, Message(params=models[structure], scalars=scalars))
             if answer.failure is not None:
                 raise RuntimeError(answer.failure)
             rows = answer.message.scalars["cases"]
@@ -176,6 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("set", nargs="?", default="phantom", choices=sorted(SETS))
     parser.add_argument("--data", type=Path, help="folder with fundus_odoc in it")
+    parser.add_argument(
+        "--third-site", action="store_true", help="Drishti-GS, which annotates discs and cups"
+    )
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int)
@@ -186,18 +217,22 @@ def main() -> None:
     parser.add_argument("--size", type=int)
     parser.add_argument("--filters", type=int)
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="sgd")
+    parser.add_argument("--objective", choices=["dice_bce", "region_dice_bce"], default="dice_bce")
     parser.add_argument("--rate", type=float, default=0.2, help="learning rate")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of SGD")
     parser.add_argument("--local-steps", type=int, help="of a round, in place of epochs")
     parser.add_argument("--server", choices=["mean", "adam"], default="mean", help="how the model is moved")
     parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
     parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    options.make, rounds, options.sites, options.structures = SETS[options.set]
+    options.make, rounds, options.annotates, options.regions = SETS[options.set]
+    options.structures = [name for names in options.annotates.values() for name in names]
     options.rounds = options.rounds or rounds
-    options.annotates = {s: [w] for s, w in zip(options.sites, options.structures, strict=True)}
     if options.set == "fundus_odoc" and options.data is None:
         parser.error("fundus_odoc needs --data")
+    if options.set == "phantom" and options.third_site:
+        parser.error("--third-site is for fundus_odoc")
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -205,7 +240,7 @@ def main() -> None:
             full = configure(options, Path(folder), "full", seed, test=True)
             for arm in options.arms:
                 started = time.perf_counter()
-                models = train(configure(options, Path(folder), arm, seed), arm)
+                models = train(options, Path(folder), arm, seed)
                 found = score(full, models, options)
                 seconds = time.perf_counter() - started
                 mean = statistics.fmean(found.values())

@@ -229,7 +229,8 @@ class LimitSettings(Settings):
     more. max_norm: how many times as
     large as the others' an update may be, null for any; auto: 20, with more room where a client has more
     cases, less where its own updates were smaller before, and 60 for a single tensor.
-    refuse_opposite: refuse a client whose updates point against those of the others, where these agree.
+    refuse_opposite: refuse a client whose updates point against those of the others that annotate the same
+    classes, where these agree.
     """
 
     max_share: float | Literal["auto"] = "auto"

@@ -51,11 +51,18 @@ def test_a_count_is_lowered_where_it_would_weigh_too_much(
 
 
 def judge(
-    updates: Mapping[str, Sequence[float]], bounds: Bounds | None = None, round: int = 0, **sizes: int
+    updates: Mapping[str, Sequence[float]],
+    bounds: Bounds | None = None,
+    round: int = 0,
+    annotates: Mapping[str, tuple[bool, ...]] | None = None,
+    **sizes: int,
 ) -> dict[str, str]:
     """What is said of a round in which clients moved so far from START."""
-    gate, sent = bounds or Bounds(LimitSettings()), Message(Params({"w": START}))
-    replies = {n: Reply(Params({"w": START + torch.tensor(u)}), client=n) for n, u in updates.items()}
+    gate, sent, told = bounds or Bounds(LimitSettings()), Message(Params({"w": START})), annotates or {}
+    replies = {
+        n: Reply(Params({"w": START + torch.tensor(u)}), client=n, annotates=told.get(n, ()))
+        for n, u in updates.items()
+    }
     changes = {n: measure_change(r, sent, ["w"], sizes.get(n, 10)) for n, r in replies.items()}
     return gate.judge(round, replies, dict.fromkeys(updates, sent), changes)
 
@@ -109,6 +116,14 @@ def test_a_client_that_points_against_the_others_is_refused_also_after_a_resume(
     assert resumed.seen == bounds.seen
     resumed.begin(0)  # that round is done again
     assert not any(resumed.seen.values())
+
+
+def test_directions_are_compared_among_clients_that_annotate_the_same() -> None:
+    flipped, all_told = steps(1, 1, 1, 1, -1), (True, True)
+    assert judge(flipped, annotates={"e": (True, False)}) == {}  # e alone teaches the first class
+    assert set(judge(flipped, annotates={"a": all_told, "e": all_told})) == {"e"}
+    alone = dict.fromkeys("cde", (False, True))
+    assert set(judge(flipped, annotates=alone)) == {"e"}  # three of a kind, of which one is against
 
 
 def test_off_switches_leave_everything_as_it_is() -> None:

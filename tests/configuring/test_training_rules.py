@@ -110,8 +110,6 @@ def test_clients_that_annotate_different_classes_take_one_step_of_sgd_a_round(
     assert (optimizer["optimizer.name"], optimizer["optimizer.momentum"]) == ("sgd", 0.9)
     assert (optimizer["optimizer.learning_rate"], optimizer["optimizer.state"]) == (1.0, "keep")
     assert values(choose_evaluation(facts, steps, (8, 8, 8)))["evaluate.every"] == max(1, steps // 10)
-    assert values(choose_method(facts))["limits.refuse_opposite"] is False
-    assert "limits.refuse_opposite" not in values(choose_method(make_facts()))
 
 
 @pytest.mark.parametrize(

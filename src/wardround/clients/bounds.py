@@ -307,18 +307,29 @@ class Bounds:
     def _directions(
         self, replies: Mapping[str, Reply], sent: Mapping[str, Message], changes: Mapping[str, Change]
     ) -> dict[str, Direction]:
-        """Of updates that have a size: none of those that were refused, and zero of fewer than three."""
-        names = [name for name, change in changes.items() if change.learned and change.norm > 0]
+        """Of updates that have a size: none of those that were refused, and zero of fewer than three.
+
+        Who teaches a class alone may honestly point against everybody else, so only clients that annotate
+        the same are held against each other.
+        """
         if not all(change.starts.keys() >= set(change.learned) for change in changes.values()):
             return {}
-        if len(names) < 3:
-            return dict.fromkeys(names, Direction(0.0, 0.0))
-        found = compare_directions(
-            [replies[name].params for name in names],
-            [sent[name].params for name in names],
-            [changes[name] for name in names],
-        )
-        return dict(zip(names, found, strict=True))
+        alike: dict[tuple[bool, ...], list[str]] = {}
+        for name, change in changes.items():
+            if change.learned and change.norm > 0:
+                told = replies[name].annotates
+                alike.setdefault(() if all(told) else told, []).append(name)
+        directions: dict[str, Direction] = {}
+        for names in alike.values():
+            found = [Direction(0.0, 0.0)] * len(names)
+            if len(names) > 2:
+                found = compare_directions(
+                    [replies[name].params for name in names],
+                    [sent[name].params for name in names],
+                    [changes[name] for name in names],
+                )
+            directions |= dict(zip(names, found, strict=True))
+        return directions
 
     def _direction_complaint(self, sights: Sequence[Sight]) -> str | None:
         """A client whose first rounds pointed against the others, where these agreed."""

@@ -250,17 +250,7 @@ def choose_method(facts: Facts) -> list[Choice]:
             "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
         ),
         Choice("min_clients", enough, why),
-        *choose_limits(facts),
     ]
-
-
-def choose_limits(facts: Facts) -> list[Choice]:
-    """Directions say nothing against a client that alone teaches a class (ours): one was refused in nine of
-    ten rounds of one step."""
-    if facts.partial is None:
-        return []
-    why = f"what '{facts.partial.name}' annotates may honestly point against the others"
-    return [Choice("limits.refuse_opposite", False, why)]
 
 
 # How models are judged
