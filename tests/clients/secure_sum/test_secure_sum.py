@@ -260,6 +260,42 @@ def test_a_weight_that_singles_out_a_client_is_refused_by_it(table: Table) -> No
     assert "anna" not in table.notes[0]["clients"]
 
 
+def test_a_weight_that_singles_out_a_client_once_others_are_lost_is_refused_by_all(table: Table) -> None:
+    replies = table.open()
+    table.silent = {"sum_masked": {"dora", "emil"}}
+    with raises(TooFewClients):
+        mean([reply.params for reply in replies], [0.6, 0.05, 0.05, 0.15, 0.15])
+
+    assert "'anna' is 0.857 of all" in table.refused["sum_confirm/cora"]
+    assert not any(task == "sum_unmask" for task, _ in table.sent)
+
+
+def test_a_list_that_was_refused_changes_nothing(table: Table) -> None:
+    """A server asks out of turn, to have another list taken for the one that was summed."""
+    replies, honest = table.open(), table.ask
+
+    def ask(task: str, requests: Mapping[str, Message]) -> list[Reply]:
+        found = honest(task, requests)
+        if task in ("sum_shares", "sum_confirm"):
+            request, key = (
+                requests["anna"].scalars[KEY],
+                {"sum_shares": "adverts", "sum_confirm": "survivors"},
+            )
+            told = request[key[task]]
+            made_up = [*told, "mallory"] if isinstance(told, list) else {**told, "mallory": told["anna"]}
+            honest(task, {"anna": Message(scalars={KEY: {**request, key[task]: made_up}})})
+        return found
+
+    table.session._ask = ask
+    table.silent = {"sum_masked": {"emil"}}
+    mean([reply.params for reply in replies])
+
+    pending = table.senders["anna"]._pending["params"]
+    assert pending.names == NAMES
+    remembered = json.loads((table.senders["anna"]._folder / SUMMED).read_text())
+    assert remembered[pending.key] == list(NAMES[:4])
+
+
 def test_clients_that_were_told_different_weights_do_not_add_up(table: Table) -> None:
     replies, honest = table.open(), table.ask
 

@@ -43,7 +43,7 @@ class Pending:
     """A group of tensors that waits to be summed.
 
     base: what its tensors are summed as the change of, if they are; key: the same for every attempt at this
-    answer; names: of the members, once they are known.
+    answer; names, weights: of the members, once they are known.
     """
 
     tensors: Params
@@ -52,7 +52,7 @@ class Pending:
     key: str
     member: Member
     names: tuple[str, ...] = ()
-    survivors: tuple[str, ...] = ()
+    weights: Any = ()
     unmasked: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -134,11 +134,13 @@ class Sender:
         least = choose_threshold(len(adverts))
         if self._threshold < least:
             raise SumRefusal(f"{self._threshold} of {len(adverts)} could unmask it; {least} are the least")
+        shares = pending.member.share(adverts)
         pending.names = tuple(sorted(adverts))
-        return pending.member.share(adverts)
+        return shares
 
     def _mask(self, pending: Pending, shares: Mapping[str, Any], weights: Any) -> Tensor:
         factors = read_factors(weights, pending.layout, pending.names, self._name)
+        check_weights(weights, [self._name], {*shares, self._name})
         noise = self._charge() if pending.base is not None else None
         deviation = 0.0 if noise is None else noise.share(largest_factor(weights), self._threshold)
 
@@ -158,14 +160,13 @@ class Sender:
         vector = pending.layout.encode(weigh, len(pending.names))
         binding = pending.layout.bind(pending.names, weights)
         masked = pending.member.mask(vector, shares, binding=binding, in_place=True)
-        pending.tensors, pending.base = Params(), None
-        pending.survivors = tuple(sorted({*shares, self._name}))
+        pending.tensors, pending.base, pending.weights = Params(), None, weights
         return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
 
     def _confirm(self, pending: Pending, survivors: Any) -> str:
         if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
             raise SumRefusal("the request does not name those who sent their numbers")
-        pending.survivors = tuple(sorted(survivors))
+        check_weights(pending.weights, survivors, survivors)  # with fewer in it, shares are larger
         return pending.member.confirm(survivors)
 
     def _remember(self, pending: Pending) -> None:
@@ -175,7 +176,7 @@ class Sender:
             known = dict(parse_json(path.read_bytes())) if path.exists() else {}
         except (ValueError, TypeError):
             raise SumRefusal(f"{SUMMED} is damaged, so it is not known what was summed before") from None
-        before, now = known.get(pending.key), list(pending.survivors)
+        before, now = known.get(pending.key), sorted(pending.member.survivors)
         if before not in (None, now):
             raise SumRefusal(
                 f"this answer was summed before, over {describe(before)}; with a second sum, over "
@@ -204,7 +205,7 @@ def read(asked: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def read_factors(weights: Any, layout: SumLayout, names: tuple[str, ...], own: str) -> dict[str, float]:
-    """What each of a client's tensors is multiplied with; no client may be most of a sum."""
+    """What each of a client's tensors is multiplied with."""
     factors: dict[str, float] = {}
     for part in weights if isinstance(weights, list) else []:
         given: Any = part.get("factors") if isinstance(part, Mapping) else None
@@ -213,16 +214,23 @@ def read_factors(weights: Any, layout: SumLayout, names: tuple[str, ...], own: s
             raise SumRefusal("the weights do not name every member once")
         if not all(is_number(value) for value in given.values()):
             raise SumRefusal("a weight is not a finite number")
-        total = math.fsum(abs(value) for value in given.values())
-        if abs(given[own]) > MAX_SHARE * total:
-            raise SumRefusal(
-                f"its weight is {abs(given[own]) / total:.3g} of all, so the sum would be close to its own "
-                f"update; at most {MAX_SHARE:g} is allowed"
-            )
         factors |= dict.fromkeys((str(name) for name in tensors), float(given[own]))
     if set(factors) != set(layout.specs):
         raise SumRefusal("the weights are not those of the tensors that it answered")
     return factors
+
+
+def check_weights(weights: Any, names: Collection[str], summed: Collection[str]) -> None:
+    """Refuse a sum that is mostly of one of these clients; weights: as `read_factors` has found them good."""
+    for part in weights:
+        given = {name: abs(part["factors"].get(name, 0.0)) for name in summed}
+        total = math.fsum(given.values())
+        for name in names:
+            if given[name] > MAX_SHARE * total:
+                raise SumRefusal(
+                    f"the weight of '{name}' is {given[name] / total:.3g} of all, so the sum would be close "
+                    f"to its own update; at most {MAX_SHARE:g} is allowed"
+                )
 
 
 def largest_factor(weights: Any) -> float:

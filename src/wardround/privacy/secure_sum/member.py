@@ -77,7 +77,7 @@ class Member:
         self._shares: dict[
             str, tuple[bytes, bytes]
         ] = {}  # that others dealt to me: of their seed, of their key
-        self._survivors: frozenset[str] = frozenset()
+        self.survivors: frozenset[str] = frozenset()  # those in the sum, as far as I was told
         self._statement = b""  # what others must have signed before anything is unmasked
 
     def advertise(self) -> dict[str, str]:
@@ -137,8 +137,8 @@ class Member:
             self._secrets = {}
             masked = values if in_place else np.array(values)
             apply_masks(masked, masks)
-            self._survivors = frozenset(self._shares)
-            self._statement = state_members(*self._bound, self._survivors)
+            self.survivors = frozenset(self._shares)
+            self._statement = state_members(*self._bound, self.survivors)
             return masked
 
     def confirm_members(self) -> str:
@@ -158,7 +158,7 @@ class Member:
                 raise SumRefusal(f"those in the sum are not '{self.name}' and others who shared their keys.")
             if len(told) < self._threshold:
                 raise TooFewMembers(CONFIRM, len(told), self._threshold)
-            self._survivors = told
+            self.survivors = told
             self._statement = state_survivors(*self._bound, told)
             return encode(self._identity.sign(self._statement))
 
@@ -169,7 +169,7 @@ class Member:
         signature that is not over it, or of the other round, does not count.
         """
         with self._in_phase(UNMASK if self._phase == UNMASK else CONFIRM, UNMASK):
-            if not isinstance(confirmations, Mapping) or not confirmations.keys() <= self._survivors:
+            if not isinstance(confirmations, Mapping) or not confirmations.keys() <= self.survivors:
                 raise SumRefusal("confirmations are of members who are not in the sum.")
             wrong = [name for name, text in confirmations.items() if not self._is_confirmed(name, text)]
             if len(confirmations) - len(wrong) < self._threshold:
@@ -180,8 +180,8 @@ class Member:
                 )
             held, self._shares = self._shares, {}
             return {
-                "seeds": {name: encode(held[name][0]) for name in sorted(self._survivors)},
-                "keys": {name: encode(held[name][1]) for name in sorted(held.keys() - self._survivors)},
+                "seeds": {name: encode(held[name][0]) for name in sorted(self.survivors)},
+                "keys": {name: encode(held[name][1]) for name in sorted(held.keys() - self.survivors)},
             }
 
     @contextmanager
