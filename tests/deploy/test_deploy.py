@@ -536,6 +536,7 @@ ABSURD = {
     "an unknown way to prepare": said(facts={"prepare": {"normalise": "magic"}}),
     "fewer cases than none": said(registration={"num_train": -1}),
     "more cases than people": said(registration={"num_train": 10**12}),
+    "votes for classes that there are not": said(registration={"annotates": [True] * 200 + [False]}),
     "tensors of text": said(registration={"tensors": {"x": "y"}}),
     "a tensor of 5,000 sides": said(registration={"tensors": {"x": [[2**62] * 5000, "F32"]}}),
     "a type that is none": said(registration={"tensors": {"x": [[1], ["F32"]]}}),

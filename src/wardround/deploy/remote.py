@@ -143,6 +143,8 @@ class Remote:
         entry = Registration.from_dict({**said["registration"], "client": name})
         if max(entry.num_train, entry.num_val, entry.num_test) > limits.CASES:
             raise ValueError(f"more than {limits.CASES} cases")
+        if entry.annotates and len(entry.annotates) != facts.num_classes - 1:
+            raise ValueError(f"it annotates {len(entry.annotates)} of {facts.num_classes - 1} classes")
         shapes = [shape for group in (entry.tensors, entry.kept) for shape, _ in group.values()]
         fit = all(len(shape) <= limits.AXES and max(shape, default=0) <= limits.SIDE for shape in shapes)
         if len(shapes) > limits.TENSORS or not fit:
