@@ -14,6 +14,7 @@ from PIL import Image
 
 from wardround.configuring.joining import join_fingerprints
 from wardround.configuring.measuring import measure_federation
+from wardround.configuring.run_plan import read_data_settings
 from wardround.data.checking import facts as checking
 from wardround.data.settings import DataSettings
 from wardround.engine.egress import describe_fingerprint
@@ -174,6 +175,11 @@ def test_volumes_of_other_orientations_are_measured_along_prepared_axes(tmp_path
     assert [axis.median for axis in facts.spacing] == [2.0, 0.5, 3.0]
     assert [axis.median for axis in facts.shape] == [8, 10, 6]
     assert facts.has_spacing
+
+    path.write_text(path.read_text() + "prepare: {orientation: SAR}\n")
+    assert measure_federation(path)[1].spacing == facts.spacing, "a plan sets RAS, whatever the file says"
+    own = read_data_settings(path, ["data.prepare.orientation=SAR"])
+    assert [axis.median for axis in measure_federation(path, own)[1].spacing] == [3.0, 0.5, 2.0]
 
 
 @pytest.mark.skipif(not (SHARED / "lgg3d").exists(), reason="the shared data are not here")

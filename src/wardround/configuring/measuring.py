@@ -12,6 +12,7 @@ from pathlib import Path
 
 from wardround.configuring.facts import Facts
 from wardround.configuring.joining import join_fingerprints
+from wardround.configuring.preparation_rules import ORIENTATION
 from wardround.data.checking.check import check
 from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import describe_error, read_and_remember
@@ -62,13 +63,17 @@ def list_annotated(data: RealData, client: str) -> tuple[str, ...]:
 def measure_training_cases(
     data: RealData, *, jobs: int | None = None, on_progress: Watch | None = None, strict: bool = True
 ) -> dict[str, list[CaseStatistics]]:
-    """The usable training cases of every client, measured; strict: a class that nobody has is an error."""
+    """The usable training cases of every client, measured; strict: a class that nobody has is an error.
+
+    Along the axes that a plan gives scans, or that the settings of the run do, whatever federation.yaml says.
+    """
     jobs = jobs or cores()
+    orientation = (data.settings.prepare or {}).get("orientation", ORIENTATION)
 
     def measure(entry: Entry) -> CaseStatistics | Exception:
         try:
             image, label = read_and_remember(entry)
-            return measure_case(entry, image, label, data.file.labels, data.file.prepare.orientation)
+            return measure_case(entry, image, label, data.file.labels, orientation)
         except Exception as error:  # a file can be broken in ways no reader foresaw; the check judges it
             return error
 

@@ -6,6 +6,7 @@ from wardround.configuring.facts import ChannelFacts, Facts, Quantiles
 from wardround.configuring.plan import Choice
 from wardround.text import format_size
 
+ORIENTATION = "RAS"
 ANISOTROPIC = 3  # voxels so many times as long as wide are thick slices
 MOST_KEPT = 0.75  # share of the voxels left by cropping below which the rest is a black frame
 MOST_VARIED = 2.0  # largest to smallest side of images without spacing; augmentation covers as much
@@ -24,7 +25,7 @@ def choose_orientation(facts: Facts) -> Choice | None:
     """Ours: all volumes to RAS, since hospitals store them differently; nnU-Net leaves them as they are."""
     if facts.dimensions == 2:
         return None
-    return Choice("data.prepare.orientation", "RAS", "axes mean the same at every client")
+    return Choice("data.prepare.orientation", ORIENTATION, "axes mean the same at every client")
 
 
 def choose_crop(facts: Facts) -> Choice:

@@ -161,13 +161,17 @@ def configure_run(federation: str | Path, *, budget: str = "quick", overrides: S
 
 
 def read_data_settings(path: Path, overrides: Sequence[str]) -> DataSettings:
-    """What the user's own settings say of the splits; the rest is to be planned."""
+    """What the user's own settings say of splits and orientation; the rest is to be planned."""
     values: dict[str, Any] = {}
     for override in overrides:
         apply_override(values, override)
     data = values.get("data")
-    splits = data.get("splits") if isinstance(data, dict) else None
-    return DataSettings.read({"federation": str(path), **({"splits": splits} if splits else {})}, "data.")
+    own = data if isinstance(data, dict) else {}
+    prepare = own.get("prepare")
+    if isinstance(prepare, dict):
+        prepare = {key: value for key, value in prepare.items() if key == "orientation"}
+    chosen = {"splits": own.get("splits") or None, "prepare": prepare or None}
+    return DataSettings.read({"federation": str(path), **chosen}, "data.")
 
 
 def name_run(path: Path, file: FederationFile) -> str:
