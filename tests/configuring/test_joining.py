@@ -210,6 +210,7 @@ PAIR = {"classes": ["organ", "tumour"], "patients": 6, "before": [6, 0], "after"
         {"positions": [{**PAIR, "classes": ["organ", "organ"]}]},
         {"positions": [{**PAIR, "classes": ["organ", "spleen"]}]},
         {"positions": [PAIR, {**PAIR, "classes": ["tumour", "organ"]}]},
+        {"positions": [{**PAIR, "patients": 10**9, "before": [10**9, 0]}]},
         {"positions": [PAIR] * 100_000},
     ],
 )

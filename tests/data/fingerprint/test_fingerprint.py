@@ -199,7 +199,16 @@ def test_cases_of_other_dimensions_or_clients_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"extra": 1}, {"cases": -3}, {"shape": []}, {"contrast": []}, {"client": None}]
+    "change",
+    [
+        {"extra": 1},
+        {"cases": -3},
+        {"shape": []},
+        {"contrast": []},
+        {"client": None},
+        {"cases": 5},  # fewer than its histograms are of
+        {"groups": 10**6},  # patients, of fewer cases
+    ],
 )
 def test_what_is_not_a_fingerprint_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="This is not a fingerprint"):

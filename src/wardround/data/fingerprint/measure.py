@@ -117,6 +117,11 @@ class Fingerprint(FingerprintModel):
             raise ValueError("axes or channels are missing")
         if self.is_open and (axes < 2 or self.kept is None):
             raise ValueError("shapes are missing")
+        if isinstance(self.cases, int) and isinstance(self.groups, int):
+            patients = max((one.patients for one in self.positions), default=0)
+            cases = max((one.cases for one in self._list_histograms()), default=0)
+            if self.groups > self.cases or patients > self.groups or cases > self.cases:
+                raise ValueError("numbers are of more cases or patients than there are")
         return self
 
     @property
@@ -124,12 +129,15 @@ class Fingerprint(FingerprintModel):
         """Whether there were enough cases to share more than their count."""
         return isinstance(self.cases, int) and isinstance(self.groups, int) and bool(self.intensity)
 
-    def count_bins(self) -> list[int]:
-        """The number of cases of every bin."""
+    def _list_histograms(self) -> list[Histogram]:
         sizes = [one for own in self.foreground.values() if own for one in (own.fraction, own.volume)]
         every = [*self.shape, *self.spacing, *self.extent, *self.foreground_extent, self.kept, *sizes]
+        return [one for one in every if one is not None]
+
+    def count_bins(self) -> list[int]:
+        """The number of cases of every bin."""
         positions = [count for one in self.positions for count in one.count_patients()]
-        return [count for one in every if one is not None for count in one.counts] + positions
+        return [count for one in self._list_histograms() for count in one.counts] + positions
 
     def as_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json")
