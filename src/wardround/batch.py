@@ -66,23 +66,16 @@ def run_all(
     *,
     jobs: int = 2,
     watch: BatchListener | None = None,
-    keep_going: bool = False,
     resume: bool = False,
 ) -> dict[str, Result]:
     """Train every named configuration into `folder/<name>`, `jobs` at a time.
 
-    The first failure stops all, unless keep_going: then it is logged and the run is left out.
-    resume: finished runs are not run again, interrupted ones continue.
+    The first failure stops all. resume: finished runs are not run again, interrupted ones continue.
     """
-    failed: set[str] = set()
-    for name, error in run_each(runs, folder, jobs=jobs, watch=watch, resume=resume):
-        if error is None:
-            continue
-        if not keep_going:
+    for _, error in run_each(runs, folder, jobs=jobs, watch=watch, resume=resume):
+        if error is not None:
             raise error
-        log.error("%s", error)
-        failed.add(name)
-    return {name: Result.load(folder / name) for name in runs if name not in failed}
+    return {name: Result.load(folder / name) for name in runs}
 
 
 def run_each(

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from helpers import settings
-from pydantic import BaseModel
 from pytest import LogCaptureFixture, mark, raises
 
-from wardround.comparison.grid import HoldOut, build_grid, cell_name, find_fold_section, list_rows
+from wardround.comparison.grid import HoldOut, build_grid, cell_name, list_rows
 from wardround.comparison.run import plan_comparison
 from wardround.comparison.sweep import parse_seeds, read_sweep
 from wardround.config_file import load_config
@@ -348,28 +347,6 @@ def test_a_warning_is_told_once_a_row(caplog: LogCaptureFixture) -> None:
         grid_of({"seeds": 4}, method={"name": "safcf"}, objective=objective)
 
     assert len({record.message for record in caplog.records}) == len(caplog.records)
-
-
-# Folds
-
-
-def test_folds_are_set_where_the_data_settings_have_them() -> None:
-    class Splits(BaseModel):
-        by: str = ""
-        fold: int = 0
-        folds: int = 5
-
-    class Source(BaseModel):
-        splits: Splits = Splits()
-
-    class Data(BaseModel):
-        phantom: int = 3
-        source: Source | None = None
-
-    class Laid(BaseModel):
-        splits: dict[str, int] | None = None  # laid over a file's own
-
-    assert find_fold_section(Data) == "data.source.splits" and find_fold_section(Laid) == "data.splits"
 
 
 def test_rows_are_needed() -> None:

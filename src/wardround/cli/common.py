@@ -17,7 +17,7 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from wardround.cli.terminal_table import WIDER, draw_table
+from wardround.cli.terminal_table import draw_table
 
 PANELS = {
     "First steps": ("demo", "train", "report"),
@@ -102,10 +102,10 @@ def pause_gc() -> Iterator[None]:
             gc.enable()
 
 
-def print_table(table: Any, *, where: str = WIDER) -> None:
-    """Print a table; Markdown in a pipe. where: a sentence on where columns are that do not fit."""
+def print_table(table: Any) -> None:
+    """Print a table; Markdown in a pipe."""
     if out.is_terminal:
-        draw_table(out, table, where=where)
+        draw_table(out, table)
     else:
         out.print(table.markdown(), markup=False)
 

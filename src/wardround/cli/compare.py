@@ -21,7 +21,7 @@ from rich.text import Text
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
 from wardround.cli.runs import write_page
-from wardround.cli.terminal_table import STRUCTURE, WIDER, draw_table
+from wardround.cli.terminal_table import STRUCTURE, draw_table
 from wardround.progress import RoundProgress
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
@@ -382,7 +382,7 @@ def show_headline(found: Any) -> None:
     out.print(f"{as_text(found.headline())}\n", markup=False)
 
 
-def print_marked(table: Any, where: str = WIDER) -> None:
+def print_marked(table: Any, where: str) -> None:
     """A table with the best bold and the second underlined; Markdown with its title in a pipe."""
     if out.is_terminal:
         draw_table(out, table, where=where)

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
 from wardround.comparison.sweep import (
     Point,
     Sweep,
@@ -32,7 +30,6 @@ from wardround.comparison.sweep import (
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.data.opening import open_federation
-from wardround.data.settings import DataSettings
 from wardround.engine.experiment import Experiment
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError, WardroundError
@@ -146,7 +143,7 @@ def list_rows(sweep: Sweep) -> list[Row]:
     rows = []
     for points in itertools.product(*(axis.points for axis in sweep.axes)):
         settings = dict(sweep.settings)
-        label = label_row(sweep.axes, points) or find_method(settings)
+        label = label_row(sweep.axes, points) or Row("", settings).method
         changes: dict[str, Any] = {}
         for point in points:
             settings = apply_changes(settings, point.changes, f"row '{one_line(label, 60)}'")
@@ -166,10 +163,6 @@ def note_side_changes(rows: Sequence[Row]) -> list[str]:
     for sentence in found:
         log.warning("%s", sentence)
     return found
-
-
-def find_method(settings: Mapping[str, Any]) -> str:
-    return Row("", settings).method
 
 
 def find_reference(rows: Sequence[Row], wanted: str | None) -> str:
@@ -209,7 +202,6 @@ def build_grid(
     first = configs[0]
     chosen_seeds = parse_seeds(seeds, first.seed)
     num_folds = parse_folds(folds)
-    fold_at = None if num_folds is None else find_fold_section()
     chosen_folds: list[int | None] = [None] if num_folds is None else list(range(num_folds))
     hold_out = hold_out or HoldOut()
     left_out = list_held_out(first, hold_out)
@@ -226,9 +218,9 @@ def build_grid(
             settings.pop("output", None)
             title = cell_title(row.label, seed, fold, held_out)
             settings.update(name=one_line(title, 200), seed=seed)
-            if fold_at is not None and fold is not None:
+            if fold is not None:
                 for key, value in (("by", "kfold"), ("folds", num_folds), ("fold", fold)):
-                    set_dotted(settings, f"{fold_at}.{key}", value)
+                    set_dotted(settings, f"data.splits.{key}", value)
             draw_split(settings, chosen_seeds.index(seed))
             if held_out:
                 settings = hold_out_clients(settings, held_out, title)
@@ -290,29 +282,6 @@ def draw_split(settings: dict[str, Any], number: int) -> None:
     splits = get_dotted(settings, "data.splits")
     if isinstance(splits, Mapping) and splits.get("by") == "repeated" and "repeat" not in splits:
         set_dotted(settings, "data.splits.repeat", number)
-
-
-def find_fold_section(model: type[BaseModel] = DataSettings, path: str = "data") -> str:
-    """Where the folds of the data are set: the dotted name of a section with `fold` and `folds`."""
-    found = f"{path}.splits" if "splits" in model.model_fields else find_section(model, path)
-    if found is None:
-        raise ConfigError(
-            "folds: no data setting has folds (there is no data.splits.fold). Compare with --seeds, or "
-            "write one federation.yaml for each fold and sweep data.federation over them."
-        )
-    return found
-
-
-def find_section(model: type[BaseModel], path: str) -> str | None:
-    if {"by", "fold", "folds"} <= set(model.model_fields):
-        return path
-    for name, entry in model.model_fields.items():
-        for kind in (entry.annotation, *getattr(entry.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found = find_section(kind, f"{path}.{name}")
-                if found is not None:
-                    return found
-    return None
 
 
 # Held-out clients

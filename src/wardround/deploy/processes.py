@@ -135,9 +135,9 @@ def free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def is_port_open(host: str, port: int, timeout: float = 1.0) -> bool:
+def is_port_open(host: str, port: int) -> bool:
     try:
-        with socket.create_connection((host, port), timeout=timeout):
+        with socket.create_connection((host, port), timeout=1.0):
             return True
     except OSError:
         return False
@@ -159,28 +159,23 @@ def wait_for_hospitals(
     connected: Callable[[], Iterable[str]],
     expected: Iterable[str],
     seconds: float,
-    say: Say = lambda line: None,
-    at_least: int | None = None,
-) -> list[str]:
-    """Until the expected hospitals are there, or the time is up and at least so many are (all of them)."""
+    say: Say,
+) -> None:
+    """Until the expected hospitals are there."""
     wanted = set(expected)
-    enough = len(wanted) if at_least is None else at_least
     deadline = time.monotonic() + seconds
     told: set[str] = set()
     while True:
-        here = wanted & set(connected())
-        missing = wanted - here
+        missing = wanted - set(connected())
         if not missing:
-            return sorted(here)
+            return
         if missing != told:
             until = time.strftime("%H:%M:%S", time.localtime(time.time() + deadline - time.monotonic()))
             say(f"waiting for {', '.join(sorted(missing))} until {until}")
             told = missing
         if time.monotonic() > deadline:
-            if len(here) >= enough:
-                return sorted(here)
             raise WardroundError(
-                f"only {len(here)} of {enough} hospitals connected within {seconds:.0f} s; "
-                f"missing: {', '.join(sorted(missing))}. Is `wardround join` running there?"
+                f"only {len(wanted) - len(missing)} of {len(wanted)} hospitals connected within "
+                f"{seconds:.0f} s; missing: {', '.join(sorted(missing))}. Is `wardround join` running there?"
             )
         time.sleep(0.5)

@@ -30,15 +30,13 @@ MSD_CASE = re.compile(r"imagesTr/([A-Za-z]+_)(\d+)\.nii\.gz")
 Labels = NDArray[np.uint8]
 
 
-def write_dataset(
-    card: DatasetPreset, folder: Path, clients: Mapping[str, int], size: Sequence[int], seed: int = 42
-) -> None:
+def write_dataset(card: DatasetPreset, folder: Path, clients: Mapping[str, int], size: Sequence[int]) -> None:
     """Write cases of a data set; clients: as the card calls them, with their numbers of cases.
 
     size: of the images; a card of volumes for which two sides are given gets thin ones.
     """
     sides = [*size, THIN] if len(size) < card.dimensions else list(size)
-    seed = derive(seed, card.name)  # no scan is in two sets
+    seed = derive(42, card.name)  # no scan is in two sets
     for number, (client, count) in enumerate(clients.items()):
         settings = PhantomSettings(
             hospitals=number + 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from wardround.comparison.runs import Run, mapping, number
@@ -29,6 +29,7 @@ from wardround.reporting.tabular import plain_table
 from wardround.uncertainty.quality import risk_coverage
 
 ALL = "all clients"
+MOST_DOTS = 40  # of a line
 
 
 def confidence_section(run: Run, prefix: str) -> Html:
@@ -117,17 +118,14 @@ def xy_chart(title: str, lines: Lines, words: str) -> Html:
     places = number_labels(list(lines))
     curves = [draw_curve(line, x, y, choose_style(places[label])) for label, line in lines.items()]
     dots = []
-    for at, value in thinned(next(iter(lines.values()))):
+    line = list(next(iter(lines.values())))
+    for at, value in line[:: math.ceil(len(line) / MOST_DOTS) or 1]:
         tooltip = f"keep {100 * at:.0f} %: {format_number(value)}"
         dots.append(draw_dot(x.percent(at), y.percent(value), choose_style(0), tooltip))
     axes = axis_titles("coverage: share of cases kept without review", "risk: mean 1 - Dice of those kept")
     plot, legend = [*draw_grid(x, y), *axes, stretch(*curves), *dots], draw_legend(list(lines), places)
     words += describe_lines(lines)
     return draw_figure(title, words, *plot, height=280, below=[legend], class_="square")
-
-
-def thinned(line: Sequence[tuple[float, float]], most: int = 40) -> list[tuple[float, float]]:
-    return list(line)[:: max(1, math.ceil(len(line) / most))]
 
 
 def rows_of(found: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -186,14 +186,14 @@ def describe_rounds(lines: Lines) -> Callable[[float], str]:
     return describe
 
 
-def draw_legend(labels: Sequence[str], places: Mapping[str, int], extra: Sequence[Html] = ()) -> Html:
+def draw_legend(labels: Sequence[str], places: Mapping[str, int]) -> Html:
     items = [
         tag("li", draw_swatch(choose_style(places.get(label, number))), name(label, 32))
         for number, label in enumerate(labels[:MOST_LEGEND])
     ]
     if len(labels) > MOST_LEGEND:
         items.append(tag("li", f"and {len(labels) - MOST_LEGEND} more"))
-    return tag("ul", *items, *extra, class_="legend")
+    return tag("ul", *items, class_="legend")
 
 
 def draw_swatch(style: str) -> Html:
@@ -388,7 +388,6 @@ def scatter_chart(
     *,
     axes: tuple[str, str],
     within: tuple[float, float] = (-math.inf, math.inf),
-    class_: str = "",
 ) -> Html:
     """One numbered spot a label: the legend says who is who, also where colours repeat.
 
@@ -411,7 +410,7 @@ def scatter_chart(
     legend = tag("ul", entries, class_="legend")
     return draw_figure(
         title, said, *draw_grid(x, y), *axis_titles(*axes), *drawn, height=280, below=[legend],
-        class_=f"titled {class_}".strip(),
+        class_="titled",
     )  # fmt: skip
 
 

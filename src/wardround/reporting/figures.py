@@ -91,18 +91,17 @@ def finish(axis: Axes, x: str, y: str, *, grid: str = "both") -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def place_legend(figure: Any, axis: Axes, title: str | None = None) -> None:
+def place_legend(figure: Any, axis: Axes) -> None:
     """Beside the plot, so that it hides nothing."""
     handles, labels = axis.get_legend_handles_labels()
     left_out = len(labels) - MOST_ROWS
-    note = f"{title or ''} and {left_out} more".strip() if left_out > 0 else title
     figure.legend(
         handles[:MOST_ROWS],
         labels[:MOST_ROWS],
         loc="outside right upper",
         frameon=False,
         fontsize=9,
-        title=note,
+        title=f"and {left_out} more" if left_out > 0 else None,
     )
 
 

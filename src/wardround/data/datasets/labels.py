@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import csv
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,8 @@ class WrittenLabels:
     notes: tuple[str, ...]
 
 
-def write_labels(
-    name: str, root: Path, out: Path, *, watch: Callable[[str], None] | None = None
-) -> WrittenLabels:
-    """Labels and list in a new or empty folder, which appears when complete; watch: called with each case."""
+def write_labels(name: str, root: Path, out: Path) -> WrittenLabels:
+    """Labels and list in a new or empty folder, which appears when complete."""
     preset = load_preset(name)
     if not preset.needs_labels:
         raise ConfigError(f"The labels of {preset.name} can be used as they are; there is nothing to write.")
@@ -56,7 +54,7 @@ def write_labels(
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as workplace:
         unfinished = Path(workplace) / out.name
         unfinished.mkdir()
-        rows = write_all(preset, cases, unfinished, notes, watch)
+        rows = write_all(preset, cases, unfinished, notes)
         if out.exists():
             out.rmdir()
         unfinished.rename(out)
@@ -68,13 +66,10 @@ def write_all(
     cases: list[FoundCase],
     folder: Path,
     notes: list[str],
-    watch: Callable[[str], None] | None,
 ) -> list[dict[str, str]]:
     """The label of every case, then the list."""
     rows = []
     for case in sorted(cases, key=lambda found: (found.entry.client, found.entry.name)):
-        if watch is not None:
-            watch(case.entry.where)
         try:
             rows.append(write_one(preset, case, folder))
         except DataError as error:

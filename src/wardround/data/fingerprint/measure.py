@@ -182,7 +182,6 @@ def measure_client(
     labels: Labels | None = None,
     orientation: str | None = "RAS",
     jobs: int = 1,
-    watch: Watch | None = None,
 ) -> Fingerprint:
     """The fingerprint of one client; each case is read once, in `jobs` threads.
 
@@ -197,7 +196,7 @@ def measure_client(
     def measure(entry: Entry) -> CaseStatistics:
         return measure_case(entry, *read(entry), labels, orientation)
 
-    return summarise(list(map_cases(measure, entries, jobs, watch)), minimum)
+    return summarise(list(map_cases(measure, entries, jobs)), minimum)
 
 
 def measure_clients(
@@ -212,7 +211,7 @@ def measure_clients(
 
 
 def map_cases(
-    function: Callable[[Entry], T], entries: Sequence[Entry], jobs: int, watch: Watch | None
+    function: Callable[[Entry], T], entries: Sequence[Entry], jobs: int, watch: Watch | None = None
 ) -> Iterator[T]:
     """The function of every case, in order, in `jobs` threads: unpacking and NumPy let others run."""
     pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="fingerprint")

@@ -85,11 +85,11 @@ def read_count(info: Mapping[str, Any], key: str, most: int) -> int:
     return value
 
 
-def read_sha256(info: Mapping[str, Any], key: str = "sha256") -> str:
+def read_sha256(info: Mapping[str, Any]) -> str:
     """Empty where none is given."""
-    value = info.get(key, "")
+    value = info.get("sha256", "")
     if not isinstance(value, str) or not re.fullmatch(r"[0-9a-f]{64}|", value):
-        raise MessageError(f"'{key}' is not a SHA-256")
+        raise MessageError("'sha256' is not a SHA-256")
     return value
 
 

@@ -19,13 +19,9 @@ from wardround.files import write_text
 from wardround.messages import Message
 
 
-def conduct_survey(
-    channel: Channel, config: Config, *, names: list[str], job: str = "", propose: bool = True
-) -> Survey:
-    """Survey the named hospitals; survey.json and survey.html land in the folder of the configuration.
-
-    propose: also ask each whether it accepts what is proposed.
-    """
+def conduct_survey(channel: Channel, config: Config, *, names: list[str], job: str = "") -> Survey:
+    """Survey the named hospitals, and ask each whether it accepts what is proposed; survey.json and
+    survey.html land in the folder of the configuration."""
     folder = config.folder
     folder.mkdir(parents=True, exist_ok=True)
     with announcing(Live(folder / "live.json", job=job, rounds=0, run=None)) as live:
@@ -33,7 +29,7 @@ def conduct_survey(
         remote = Remote(channel, config, run=run, names=names, live=live, exchange=folder / "exchange")
         found, absent = ask_fingerprints(remote, names)
         survey = Survey(found, absent)
-        if propose and survey.common.class_names:
+        if survey.common.class_names:
             proposals = {name: survey.common.propose_to(name) for name in survey.common.classes}
             survey = Survey(found, absent, ask_agreement(remote, proposals), survey.time)
         survey.save(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,12 +123,12 @@ def list_distances(surveyed: Mapping[str, Surveyed], common: CommonSections) -> 
     return found
 
 
-def describe_levels(field: str, middle: Sequence[int] = (1, 3, 5)) -> Callable[[Fingerprint], str]:
+def describe_levels(field: str) -> Callable[[Fingerprint], str]:
     """5th, 50th and 95th percentile of each channel, mean over cases."""
 
     def describe(one: Fingerprint) -> str:
         curves = [
-            None if curve is None else round_all([curve.mean[place] for place in middle])
+            None if curve is None else round_all([curve.mean[place] for place in (1, 3, 5)])
             for curve in getattr(one, field)
         ]
         return ", ".join("absent" if c is None else " / ".join(f"{v:g}" for v in c) for c in curves)
