@@ -37,6 +37,14 @@ def format_size(sides: Iterable[float]) -> str:
     return "x".join(f"{side:g}" if isinstance(side, float) else str(side) for side in sides)
 
 
+def format_count(count: int, what: str) -> str:
+    """
+    >>> format_count(1, "seed"), format_count(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def format_bytes(count: float) -> str:
     """
     >>> format_bytes(532), format_bytes(1_250_000), format_bytes(3e9)

@@ -22,6 +22,7 @@ from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import ALL_STRUCTURES, HELD_OUT, mark_held_out, name_all
 from wardround.metrics import BOTH, METRICS, MM, MM_OR_PX, Summary
 from wardround.tables import Flagged, Interval, PValue, Spread, Table
+from wardround.text import format_count
 
 MOST_CLIENTS = 20  # with a column of their own
 WIDTH = 40  # names longer than this are cut in the middle where people read them
@@ -225,14 +226,6 @@ def describe_choices(what: str, meanings: Mapping[str, str], choices: Mapping[st
         return f"{what}: {meanings[next(iter(groups))]}."
     parts = "; ".join(f"{meanings[choice]} ({', '.join(labels)})" for choice, labels in groups.items())
     return f"{what}: {parts}."
-
-
-def format_count(number: int, what: str) -> str:
-    """
-    >>> format_count(1, "seed"), format_count(3, "seed")
-    ('1 seed', '3 seeds')
-    """
-    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 # Tests

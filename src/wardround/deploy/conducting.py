@@ -54,7 +54,8 @@ def conduct(
             refuse_pooled(config)
             check_names(names)
             run = run_id(folder, resume)
-            live.say(run=run, first_round=count_rounds_done(folder, from_round) if resume else 0)
+            done = Checkpoints(folder / "checkpoints").check(from_round) if resume else 0
+            live.say(run=run, first_round=done)
             remote = Remote(
                 channel,
                 config,
@@ -97,11 +98,6 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"hospital '{name}' is named twice. Every hospital needs a name of its own.")
         if not name or name in NOT_HOSPITALS:
             raise ConfigError(f"'{name}' cannot be the name of a hospital.")
-
-
-def count_rounds_done(folder: Path, from_round: int | None) -> int:
-    """The round that a resumed run continues after, all of its files whole."""
-    return Checkpoints(folder / "checkpoints").check(from_round)
 
 
 def refuse_pooled(config: Config) -> None:

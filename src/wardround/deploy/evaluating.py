@@ -32,7 +32,6 @@ from wardround.params import Params
 from wardround.prediction.evaluating import (
     PREPARED_GRID,
     EvaluationReport,
-    check_folder,
     find_held_out,
     write_evaluation,
 )
@@ -118,7 +117,8 @@ def conduct_evaluation(
         missing = missing_replies(clients.exchanges)
         troubles = {**missing["refused"], **missing["lost"]}
         if not replies:
-            raise TooFewClients(f"no hospital evaluated the model. {join_reasons(troubles)}")
+            why = "; ".join(f"{who}: {why.rstrip('.')}" for who, why in sorted(troubles.items()))
+            raise TooFewClients(f"no hospital evaluated the model. {why}.")
         trained_here = (model / "config.yaml").exists()
         held_out = find_held_out([model], clients.names) if trained_here else set()
         found = gather(replies, metrics)
@@ -160,12 +160,3 @@ def describe_seen(split: str, is_run: bool, held_out: set[str], names: list[str]
     if split == "test":
         return ["Test cases of each hospital, by its own splits; whether the model has seen them is unknown."]
     return [f"Cases ({split}) by each hospital's own splits. The model may have been trained on some."]
-
-
-def join_reasons(troubles: Mapping[str, str]) -> str:
-    return "; ".join(f"{who}: {why.rstrip('.')}" for who, why in sorted(troubles.items())) + "."
-
-
-def refuse_evaluated(config: Config, overwrite: bool) -> None:
-    """An evaluation is replaced only if asked to, a run never."""
-    check_folder(config.folder, overwrite)

@@ -30,7 +30,7 @@ class ModelAverage:
         """The share of the model of a round (from 1) in the average after it."""
         if self._settings.name == "ema":
             return max(1 - self._settings.decay, 1 / round)  # a plain mean, as long as that is longer
-        before = self._rounds - max(1, round_half_up(self._settings.share * self._rounds))
+        before = self._rounds - max(1, int(self._settings.share * self._rounds + 0.5))
         return 1.0 if round <= before else 1 / (round - before)
 
     def after(self, state: ServerState) -> Params | None:
@@ -62,7 +62,3 @@ class ModelAverage:
             return params, rest
         self.params = params
         return plain, rest
-
-
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)

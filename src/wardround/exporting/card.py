@@ -6,7 +6,6 @@ the model) is a line that starts with TODO. The card has no name of a case, no p
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections import Counter
@@ -19,7 +18,7 @@ from wardround.comparison.runs import mapping, number
 from wardround.comparison.statistics import distance_to_best
 from wardround.exporting.card_results import results, site_values, table
 from wardround.exporting.package import Package
-from wardround.files import write_text
+from wardround.files import compute_sha256, write_text
 from wardround.methods import METHODS, OBJECTIVES
 from wardround.metrics import METRICS, PX
 from wardround.models import MODELS
@@ -236,15 +235,10 @@ def hashes(package: Package, files: Mapping[str, Path]) -> Iterator[str]:
     rows = [
         ("exported parameters", package.params.sha256()),
         ("parameters after the last round", str(run.result.get("params_sha256"))),
-        ("config.yaml of the run", file_sha256(config) if config.exists() else "not known"),
-        *((name, file_sha256(path)) for name, path in files.items()),
+        ("config.yaml of the run", compute_sha256(config) if config.exists() else "not known"),
+        *((name, compute_sha256(path)) for name, path in files.items()),
     ]
     yield "SHA-256:\n\n" + listed(rows)
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def listed(rows: Sequence[tuple[str, str]]) -> str:

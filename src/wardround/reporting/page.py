@@ -318,6 +318,7 @@ def colophon_section(run: Run, prefix: str) -> Html:
     environment = run.environment
     title = f" ({METHODS[run.method].title})" if run.method in METHODS else ""
     digest = tag("code", str(run.result.get("params_sha256", "not yet")), class_="hash")
+    seconds = f"{number(run.result.get('seconds')):.1f}" if run.result else "not yet"
     rows: list[tuple[str, Any]] = [
         *list_evaluation_facts(run),
         ("method", join(name(run.method), title)),
@@ -326,7 +327,7 @@ def colophon_section(run: Run, prefix: str) -> Html:
         *([] if run.is_evaluation else [("rounds", f"{len(run.records)} of {run.rounds}")]),
         ("commit", tag("code", str(environment.get("commit") or "installed package"))),
         ("final parameters (SHA-256)", digest),
-        *([] if run.is_evaluation else [("seconds in rounds", format_seconds(run))]),
+        *([] if run.is_evaluation else [("seconds in rounds", seconds)]),
         ("folder", tag("code", str(run.folder))),
     ]
     private = describe_privacy(run.records, run.clients)
@@ -372,10 +373,6 @@ def list_evaluation_facts(run: Run) -> list[tuple[str, Any]]:
 def describe_mirrored(found: Mapping[str, Any]) -> str:
     axes = found.get("mirror_axes")  # absent in older evaluations
     return "yes" + describe_mirror_axes(axes) if found.get("tta") else "no"
-
-
-def format_seconds(run: Run) -> str:
-    return f"{number(run.result.get('seconds')):.1f}" if run.result else "not yet"
 
 
 def citation_section(runs: Sequence[Run]) -> Html:

@@ -266,14 +266,13 @@ def calibration(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
 # Traffic and time
 
 
-def to_megabytes(series: Series) -> Series:
-    return {label: [(at, value / 1e6) for at, value in points] for label, points in series.items()}
-
-
 def traffic(run: Run, prefix: str, places: Mapping[str, int]) -> Html:
     """Bytes and seconds, by round and client."""
     seconds = run.records.exchanged("seconds")
-    up, down = (to_megabytes(run.records.exchanged(key)) for key in ("bytes_up", "bytes_down"))
+    up, down = (
+        {label: [(at, value / 1e6) for at, value in points] for label, points in found.items()}
+        for found in map(run.records.exchanged, ("bytes_up", "bytes_down"))
+    )
     if not seconds:
         return Html("")
     parts = {

@@ -39,7 +39,7 @@ from wardround.data.preparing.prepare import PreparedCase, check_values, list_va
 from wardround.data.readers.image_files import read_image
 from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
-from wardround.files import file_name, wait_for_lock, write_json, write_text
+from wardround.files import compute_sha256, file_name, wait_for_lock, write_json, write_text
 from wardround.machine import is_gone, replace_file
 from wardround.storage import tensor_parts
 
@@ -216,10 +216,7 @@ def stat_signature(path: Path) -> Signature:
 def hash_file(path: Path) -> str:
     """SHA-256 of the bytes; "" for a file that cannot be read, since reading it later says why."""
     try:
-        if not path.is_file():
-            return ""
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return compute_sha256(path) if path.is_file() else ""
     except (OSError, ValueError):
         return ""
 

@@ -39,7 +39,7 @@ from wardround.data.readers import detect, table
 from wardround.data.readers.common import is_safe, join_names
 from wardround.data.sources import join_listings, never_trains, read_source
 from wardround.errors import DataError
-from wardround.text import format_size
+from wardround.text import format_count, format_size
 
 FEWEST_TO_SPLIT = 3  # patients: one each for training, validation and test
 MOST_WARNINGS = 6
@@ -358,10 +358,6 @@ def describe(proposal: Proposal) -> list[str]:
     found = f"Found {cases} of {clients}: {join_names(sizes, 20)}."
     images = f"Channels: {', '.join(file.channels)}. Classes: {', '.join(file.labels)}."
     return [*proposal.recognised, found, images, *proposal.choices, *listing.notes, *proposal.warnings]
-
-
-def format_count(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 # The grid of prepared cases
