@@ -251,18 +251,16 @@ def choose_method(facts: Facts, steps: int) -> list[Choice]:
     why = f"a round needs {enough} of {count} clients; a mean of one would be its model"
     if enough == labelled < count:
         why = f"{enough} of {count} clients have labels, and a round needs no more"
-    return [
-        *choose_server(facts, steps),
-        Choice(
-            "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
-        ),
-        Choice("min_clients", enough, why),
-    ]
+    return [*choose_server(facts, steps), Choice("min_clients", enough, why)]
 
 
 def choose_server(facts: Facts, steps: int) -> list[Choice]:
     if facts.partial is None:
-        return [Choice("method.name", "fedavg", "momentum is the clients', so the server has none")]
+        alike = f"{facts.num_train} training cases count alike, wherever they are"
+        return [
+            Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
+            Choice("method.weighting", "samples", alike),
+        ]
     return [
         Choice("method.name", "fedadam", "Adam on the mean loss, to which each client adds its classes"),
         Choice("method.server_lr", choose_rate(steps), f"Adam's rate for {steps} steps"),
