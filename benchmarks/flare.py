@@ -51,7 +51,7 @@ def provision(folder: Path, names: Sequence[str]) -> Path:
     for name in (SERVER, *names):
         local = kits / name / "local"
         text = (local / "resources.json.default").read_text()
-        allowed = parse_json(text.replace("/tmp/nvflare", str(folder / "store")))  # noqa: S108
+        allowed = parse_json(text.replace("/tmp/nvflare", str(folder / "store")))
         allowed["class_allow_list"].append(CONTROLLER if name == SERVER else EXECUTOR)
         write_json(local / "resources.json", allowed)
     return kits
@@ -71,7 +71,14 @@ def processes(kits: Path, names: Sequence[str]) -> Iterator[None]:
         for name in (SERVER, *names):
             kind = "server" if name == SERVER else "client"
             words = ["-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kits / name)]
-            words += ["-s", f"fed_{kind}.json", "--set", "secure_train=true", "org=org", "config_folder=config"]
+            words += [
+                "-s",
+                f"fed_{kind}.json",
+                "--set",
+                "secure_train=true",
+                "org=org",
+                "config_folder=config",
+            ]
             words += [] if name == SERVER else [f"uid={name}"]
             with (kits / name / "process.log").open("wb") as log:
                 started.append(
