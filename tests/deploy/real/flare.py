@@ -1,6 +1,4 @@
-"""Plain and secure sums on a provisioned NVIDIA FLARE federation of four hospitals: the bytes of `wardround
-train`. Two minutes.
-"""
+"""Plain and secure sums of four hospitals on NVIDIA FLARE: the bytes of `wardround train`. Two minutes."""
 
 import subprocess
 import sys
