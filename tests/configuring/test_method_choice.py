@@ -164,6 +164,7 @@ def test_a_method_of_the_users_own_is_not_put_to_the_choice() -> None:
     assert is_open(plan)
     assert not is_open(override_plan(plan, ["method.name=scaffold"]))
     assert is_open(override_plan(plan, ["rounds=3"]))
+    assert not is_open(ConfigurationPlan((Choice("method.name", "fedadam", "where labels are partial"),)))
 
 
 def test_an_interrupted_choice_continues_with_what_is_done(

@@ -40,8 +40,11 @@ def value(plan: ConfigurationPlan, key: str) -> object:
 def test_a_plan_is_a_valid_configuration_for_any_number_of_steps(make_facts: Make, steps: int) -> None:
     facts = make_facts()
     plan = configure(facts, steps=steps)
+    first, *others = facts.clients
+    partial = replace(facts, clients=(replace(first, annotates=("core",)), *others))
 
     check(plan, facts)
+    check(configure(partial, steps=steps), partial)
     assert value(plan, "rounds") * value(plan, "local_steps") == steps  # type: ignore[operator]
 
 

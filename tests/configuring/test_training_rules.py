@@ -57,8 +57,8 @@ def test_a_round_needs_no_more_clients_than_have_labels(make_facts: Make) -> Non
     bare = tuple(replace(client, num_unlabelled=client.num_train) for client in others)
     mixed = tuple(replace(client, num_unlabelled=1) for client in others)
 
-    assert values(choose_method(replace(facts, clients=(first, *bare))))["min_clients"] == 1
-    assert values(choose_method(replace(facts, clients=(first, *mixed))))["min_clients"] == 2
+    assert values(choose_method(replace(facts, clients=(first, *bare)), 300))["min_clients"] == 1
+    assert values(choose_method(replace(facts, clients=(first, *mixed)), 300))["min_clients"] == 2
 
 
 def test_regions_that_share_no_class_do_not_overlap() -> None:
@@ -99,16 +99,17 @@ def annotate_parts(facts: Facts) -> Facts:
 
 
 @pytest.mark.parametrize("steps", [1, 300, 5000])
-def test_clients_that_annotate_different_classes_take_one_step_of_sgd_a_round(
-    make_facts: Make, steps: int
-) -> None:
+def test_adam_is_at_the_server_where_clients_annotate_different_classes(make_facts: Make, steps: int) -> None:
     facts = annotate_parts(make_facts())
     work, optimizer = choose_work(facts, steps), values(choose_optimizer(facts, steps))
+    method = values(choose_method(facts, steps))
 
     assert values(work) == {"rounds": steps, "local_steps": 1}
     assert "'north' annotates core alone" in work[1].reason
-    assert (optimizer["optimizer.name"], optimizer["optimizer.momentum"]) == ("sgd", 0.9)
-    assert (optimizer["optimizer.learning_rate"], optimizer["optimizer.state"]) == (1.0, "keep")
+    assert (optimizer["optimizer.name"], optimizer["optimizer.momentum"]) == ("sgd", 0.0)
+    assert "optimizer.state" not in optimizer  # a plain step has none
+    assert method["method.name"] == "fedadam"
+    assert method["method.server_lr"] == (0.01 if steps <= 500 else 0.001)
     assert values(choose_evaluation(facts, steps, (8, 8, 8)))["evaluate.every"] == max(1, steps // 10)
 
 
@@ -227,7 +228,7 @@ def test_a_round_needs_half_of_the_clients_and_two(make_facts: Make, count: int,
     one = make_facts().clients[0]
     facts = make_facts(clients=tuple(replace(one, name=str(number)) for number in range(count)))
 
-    assert values(choose_method(facts))["min_clients"] == expected
+    assert values(choose_method(facts, 300))["min_clients"] == expected
 
 
 def test_mirror_images_are_averaged_where_they_were_trained_on_and_cheap(make_facts: Make) -> None:

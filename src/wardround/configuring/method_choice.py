@@ -86,8 +86,10 @@ class MethodChoice:
 
 
 def is_open(plan: ConfigurationPlan) -> bool:
-    """Whether the method is still to be chosen: the user has not set one."""
-    return not any(c.key.split(".")[0] == "method" and c.reason.startswith("as you") for c in plan.choices)
+    """Whether the method is still to be chosen: neither the user nor the kind of labels has set one."""
+    own = [c for c in plan.choices if c.key.split(".")[0] == "method"]
+    is_fedavg = all(c.value == "fedavg" for c in own if c.key == "method.name")
+    return is_fedavg and not any(c.reason.startswith("as you") for c in own)
 
 
 def choose_method(

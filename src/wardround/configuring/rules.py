@@ -53,7 +53,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_work(facts, steps),
         *choose_optimizer(facts, steps),
         *choose_augmentation(facts, steps, patch),
-        *choose_method(facts),
+        *choose_method(facts, steps),
         *choose_evaluation(facts, steps, patch),
     ]
     return ConfigurationPlan(tuple(choices), (*facts.notes, *warnings, *warn_of_hardware(facts, limits)))

@@ -18,7 +18,6 @@ FEW_STEPS = 500  # up to here images are seen as they are: at 300 and 500 augmen
 MANY_STEPS = 10_000  # from here on nnU-Net's SGD, tuned for 250,000; tried up to 4,000, where Adam was ahead
 FEWEST_ROUNDS = 200  # where there are steps enough
 LOCAL_STEPS = (5, 100)  # of a round: fewest and most
-PARTIAL_RATE = 1.0  # of SGD where clients annotate different classes, with momentum 0.9
 VALIDATIONS = 10  # in a run
 THICK = 3  # longest to shortest side of a patch of few thick slices (nnU-Net: do_dummy_2d_data_aug)
 FEWEST_PATIENTS = 10  # who have two classes: ten lie alike along an axis once in 500 times by chance
@@ -94,21 +93,23 @@ def choose_optimizer(facts: Facts, steps: int) -> list[Choice]:
     Momentum of 0.99 is a mean over a hundred steps, and of K clients each takes a K-th of them. The state
     stays at the clients from round to round: reset, each round would begin without momentum.
 
-    Where clients annotate different classes, SGD in any case (ours; benchmarks/README.md): the mean of one
-    SGD step at each is a step on the mean of their losses. Adam divides by the size of a client's own
-    gradients, which of classes that it does not annotate are small, so that they count as much as any.
+    Where clients annotate different classes, a plain step of each, and Adam at the server (`choose_method`):
+    Adam at a client divides by the size of its own gradients, which of classes that it does not annotate are
+    small, so that they count as much as any.
     """
-    if facts.partial is not None and steps < MANY_STEPS:
-        why = f"the mean of steps is one on the mean loss, though '{facts.partial.name}' annotates part"
+    if facts.partial is not None:
+        why = f"the mean of plain steps is one on the mean loss, though '{facts.partial.name}' annotates part"
         chosen = [
             Choice("optimizer.name", "sgd", why),
-            Choice("optimizer.learning_rate", PARTIAL_RATE, "each class is taught by some clients only"),
-            Choice("optimizer.momentum", 0.9, f"a mean over ten steps, and {steps} are few"),
+            Choice("optimizer.learning_rate", 1.0, "the server's Adam divides by the size of steps"),
+            Choice("optimizer.momentum", 0.0, "the server's Adam has it"),
         ]
     elif steps < MANY_STEPS:
-        rate = 0.01 if steps <= FEW_STEPS else 0.001  # few steps are those of a narrow network on a CPU
         few = f"{steps} steps are few: Adam learns from the first on"
-        chosen = [Choice("optimizer.name", "adam", few), Choice("optimizer.learning_rate", rate, few)]
+        chosen = [
+            Choice("optimizer.name", "adam", few),
+            Choice("optimizer.learning_rate", choose_rate(steps), few),
+        ]
     else:
         chosen = [
             Choice("optimizer.name", "sgd", "as nnU-Net"),
@@ -121,8 +122,13 @@ def choose_optimizer(facts: Facts, steps: int) -> list[Choice]:
         *chosen,
         Choice("optimizer.clip_norm", 12.0, "as nnU-Net"),
         Choice("optimizer.schedule", {"name": "polynomial", "power": 0.9}, "falls to 0, as nnU-Net's"),
-        Choice("optimizer.state", "keep", "its moments need more steps than a round has"),
+        *([] if facts.partial else [Choice("optimizer.state", "keep", "its moments take more than a round")]),
     ]
+
+
+def choose_rate(steps: int) -> float:
+    """Adam's, wherever it is; few steps are those of a narrow network on a CPU."""
+    return 0.01 if steps <= FEW_STEPS else 0.001
 
 
 def choose_rounds(facts: Facts, steps: int) -> tuple[int, int]:
@@ -232,11 +238,12 @@ SHADING: dict[str, Any] = {
 # How clients work together
 
 
-def choose_method(facts: Facts) -> list[Choice]:
-    """FedAvg by number of cases, as if all were pooled (ours).
+def choose_method(facts: Facts, steps: int) -> list[Choice]:
+    """FedAvg by number of cases, as if all were pooled (ours), with momentum at the clients. Whether some at
+    the server too (FedAvgM) helps is not settled: few runs were made, one seed each.
 
-    Momentum is at the clients. Whether some at the server too (FedAvgM) helps is not settled: few runs were
-    made, one seed each.
+    Where clients annotate different classes, FedAdam on one plain step of each (ours; benchmarks/README.md),
+    which is Adam on the mean of their losses.
     """
     count = len(facts.clients)
     labelled = sum(client.num_unlabelled < client.num_train for client in facts.clients)
@@ -244,12 +251,21 @@ def choose_method(facts: Facts) -> list[Choice]:
     why = f"a round needs {enough} of {count} clients; a mean of one would be its model"
     if enough == labelled < count:
         why = f"{enough} of {count} clients have labels, and a round needs no more"
+    return [*choose_server(facts, steps), Choice("min_clients", enough, why)]
+
+
+def choose_server(facts: Facts, steps: int) -> list[Choice]:
+    if facts.partial is None:
+        alike = f"{facts.num_train} training cases count alike, wherever they are"
+        return [
+            Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
+            Choice("method.weighting", "samples", alike),
+        ]
     return [
-        Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
-        Choice(
-            "method.weighting", "samples", f"{facts.num_train} training cases count alike, wherever they are"
-        ),
-        Choice("min_clients", enough, why),
+        Choice("method.name", "fedadam", "Adam on the mean loss, to which each client adds its classes"),
+        Choice("method.server_lr", choose_rate(steps), f"Adam's rate for {steps} steps"),
+        Choice("method.tau", 1e-6, "a divisor as small as Adam's, for steps as small as gradients"),
+        Choice("method.bias_correction", True, "as Adam"),
     ]
 
 
