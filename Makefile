@@ -51,7 +51,7 @@ gpu: $(VENV)/.installed-test
 	@$(BIN)/python -m pytest -m gpu
 
 hospitals: $(VENV)/.installed-test
-	@failed=""; for script in parity faults thin_link refusals survey attacks poison keys fuzz offline soak; do \
+	@failed=""; for script in parity flare faults thin_link refusals survey attacks poison keys fuzz offline soak; do \
 	  echo "$$script"; $(BIN)/python tests/deploy/real/$$script.py || failed="$$failed $$script"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 

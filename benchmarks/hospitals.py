@@ -13,6 +13,7 @@ system takes them back when it needs room.
     python benchmarks/hospitals.py --big      # 100 M parameters (400 MB), 2 hospitals; 20 s and 4 models
     python benchmarks/hospitals.py --secure   # a round with secure summation against one without, in turns
     python benchmarks/hospitals.py --secure --filters 50   # the same with 19 M parameters
+    python benchmarks/hospitals.py --secure --flare   # the same over a provisioned NVIDIA FLARE federation
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +110,8 @@ class Watch:
         if not live.exists():
             return
         if self._job is None:
-            self._job = job_process(self.folder / "rehearsal" / "kits" / "organiser")
+            found = list_processes(self.folder / "rehearsal" / "kits")
+            self._job = next((int(entry.name) for name, entry in found if name == "job"), None)
         facts = json.loads(live.read_text())
         registering = facts["state"] == "waiting" and str(facts.get("task")).startswith("register")
         if registering and not self.registered:
@@ -118,36 +121,32 @@ class Watch:
         self.loads.append(os.getloadavg()[0])
 
 
-def job_process(kit: Path) -> int | None:
-    """FLARE's process of the job at the server: it carries the kit, and its command line says what it is."""
-    for entry in Path("/proc").iterdir():
-        try:
-            if not entry.name.isdigit() or b"deploy.run_process" not in (entry / "cmdline").read_bytes():
-                continue
-            if f"WARDROUND_KIT={kit}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                return int(entry.name)
-        except OSError:  # somebody else's, or just gone
-            continue
-    return None
+def list_processes(kits: Path) -> Iterator[tuple[str, Path]]:
+    """Names and folders in /proc of all that work for a kit; job: the server's process of the run.
 
-
-def processor(kits: Path) -> dict[str, float]:
-    """Seconds of processor time that each kit's processes have used; job: the server's process of the run.
-
-    `wardround server` and `join` name their kit in the command, the processes they start in the environment.
+    `wardround server` and `join` name their kit in the command, as FLARE's processes do; those that ours
+    start have it in the environment.
     """
-    spent: dict[str, float] = {}
     for entry in Path("/proc").iterdir():
         try:
             if not entry.name.isdigit():
                 continue
             command = (entry / "cmdline").read_bytes()
             marks = [*command.split(b"\0"), *(entry / "environ").read_bytes().split(b"\0")]
-            paths = (mark.removeprefix(b"WARDROUND_KIT=").decode(errors="replace") for mark in marks)
-            kit = next((path for path in paths if path.startswith(f"{kits}/")), "")
-            if not kit:
-                continue
-            name = "job" if b"deploy.run_process" in command else Path(kit).name
+        except OSError:  # somebody else's, or just gone
+            continue
+        paths = (mark.removeprefix(b"WARDROUND_KIT=").decode(errors="replace") for mark in marks)
+        kit = next((Path(path) for path in paths if path.startswith(f"{kits}/")), None)
+        if kit is not None:
+            is_job = b"deploy.run_process" in command or b"server.runner_process" in command
+            yield "job" if is_job else kit.relative_to(kits).parts[0], entry
+
+
+def processor(kits: Path) -> dict[str, float]:
+    """Seconds of processor time that each kit's processes have used."""
+    spent: dict[str, float] = {}
+    for name, entry in list_processes(kits):
+        try:
             times = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
@@ -175,10 +174,10 @@ def measured(options: argparse.Namespace, folder: Path, rounds: int, secure: boo
     config.write_text(yaml.safe_dump(values))
     started = time.time()
     said = folder.with_suffix(".txt")
+    flare = Path(__file__).with_name("flare.py")
+    words = [flare, config] if options.flare else ["-m", "wardround", "rehearse", config, "--json"]
     with said.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "wardround", "rehearse", str(config), "--json"], stdout=file, stderr=file
-        )
+        process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file)
         watch = Watch(folder)
         watching = threading.Thread(target=watch.until, args=(process,))
         watching.start()
@@ -236,6 +235,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="rounds between validations")
     parser.add_argument("--filters", type=int, help="of the first level; default: 16, and 115 with --big")
     parser.add_argument("--secure", action="store_true", help="secure summation against none")
+    parser.add_argument("--flare", action="store_true", help="over NVIDIA FLARE's processes, not ours")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rounds = options.rounds or (7 if options.big else 12)

@@ -31,13 +31,15 @@ from wardround.deploy import limits
 from wardround.deploy.ledger import verify
 from wardround.deploy.mailbox import Letter
 from wardround.deploy.nvflare import shareable
-from wardround.deploy.nvflare.channel import SILENT_SECONDS, FlareChannel, JobEnded
+from wardround.deploy.nvflare.channel import MOST_HELD, SILENT_SECONDS, FlareChannel, JobEnded
 from wardround.deploy.nvflare.controller import WardroundController
 from wardround.deploy.nvflare.executor import WardroundExecutor
 from wardround.deploy.nvflare.job import (
     ARGUMENTS,
     CONTROLLER,
     EXECUTOR,
+    LETTER,
+    POLL_SECONDS,
     TASK,
     make_client_config,
     make_server_config,
@@ -76,6 +78,9 @@ SAID = {
         "if rc in self.ABORT_RETURN_CODES:",  # emptied, or one hospital's reply ends everybody's job
         '_report_client_active("syncRunner"',  # how a job process that starts is known
         "communicator.client_is_active(",
+    ),
+    "private/fed/client/fed_client.py": (
+        "fire_event(EventType.BEFORE_PULL_TASK, self.handlers",  # when an executor waits for its letter
     ),
     "private/fed/client/client_runner.py": (
         "default_task_fetch_interval",
@@ -539,6 +544,57 @@ def test_a_turn_to_send_is_lent_and_ends_for_a_hospital_that_sleeps(monkeypatch:
     time.sleep(0.3)
     mailbox.note_alive("north")
     assert mailbox.may_send(south) and not mailbox.may_send(north)
+
+
+def test_a_hospital_that_waits_hears_of_its_letter_and_of_the_end() -> None:
+    channel, answers = FlareChannel(), []
+    mailbox = channel.mailbox
+
+    def wait() -> None:
+        answers.append(mailbox.wait_for_letter("north", 60))
+
+    thread = in_thread(wait)
+    mailbox.post([Letter("south", parcel(), soon(60))])
+    assert not mailbox.wait_for_letter("north", 0.05)
+    mailbox.post([Letter("north", parcel(), soon(60))])
+    thread.join()
+    assert answers == [True] and mailbox.wait_for_letter("north", 60)
+    mailbox.close_all()
+    thread = in_thread(wait)
+    channel.finalize_run(CTX)
+    thread.join()
+    assert answers == [True, False] and mailbox._held == 0
+
+
+def test_no_more_hospitals_are_held_than_leave_flare_threads_to_work_with() -> None:
+    mailbox = FlareChannel().mailbox
+    mailbox._held = MOST_HELD
+    began = time.monotonic()
+    assert not mailbox.wait_for_letter("north", 60) and time.monotonic() - began < 5
+    mailbox.post([Letter("north", parcel(), soon(60))])
+    assert mailbox.wait_for_letter("north", 60)
+
+
+class Engine:
+    """The engine of a hospital, which passes on what it is asked; answers: return codes of the server."""
+
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.asked = list(answers), list[str]()
+
+    def send_aux_request(self, *, targets, topic, **_):
+        self.asked.append(topic)
+        return {target: make_reply(self.answers.pop(0)) for target in targets}
+
+
+def test_a_hospital_asks_for_a_letter_before_it_pulls_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("wardround.deploy.nvflare.executor.time.sleep", slept.append)
+    engine = Engine(ReturnCode.OK, ReturnCode.SERVER_NOT_READY)
+    monkeypatch.setattr(FLContext, "get_engine", lambda self: engine)
+    WardroundExecutor().handle_event(EventType.BEFORE_PULL_TASK, FLContext())
+    assert engine.asked == [LETTER] and not slept
+    WardroundExecutor().handle_event(EventType.BEFORE_PULL_TASK, FLContext())
+    assert len(slept) == 1 and 0 < slept[0] <= POLL_SECONDS  # the server did not hold it
 
 
 def test_an_exchange_ends_when_nobody_is_there() -> None:

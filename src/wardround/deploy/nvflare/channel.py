@@ -1,9 +1,9 @@
-"""Parcels over FLARE, which moves work by polling.
+"""Parcels over FLARE, whose hospitals ask for work.
 
-Each hospital asks for a task, works, asks whether the reply is still wanted, and sends it. `FlareChannel`
-answers these questions itself, in the place of FLARE's own communicator: that one silently drops late and
-duplicate replies, ends a job when its hospitals are away, and loses its monitor when a hospital that rejoins
-asks for its task a second time.
+Each hospital waits until there is a letter for it, asks for its task, works, asks whether the reply is still
+wanted, and sends it. `FlareChannel` answers these questions itself, in the place of FLARE's own communicator:
+that one silently drops late and duplicate replies, ends a job when its hospitals are away, and loses its
+monitor when a hospital that rejoins asks for its task a second time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,8 @@ from wardround.deploy.wire import Parcel
 from wardround.errors import WardroundError
 
 SILENT_SECONDS = 10.0  # of a job process, which beats every two
+HOLD_SECONDS = 2.0  # that a hospital's question for a letter is held
+MOST_HELD = 32  # such questions: each takes a thread of FLARE's, which has 64 for all that it is asked
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +46,30 @@ class FlareMailbox(Mailbox[Parcel, Parcel]):
         self._heard: dict[str, float] = {}
         self._sending = ""  # the letter whose large reply is on its way
         self._lent = 0.0  # since when
+        self._posted = threading.Condition()
+        self._held = 0
+        self._is_over = False
+
+    def post(self, letters: Iterable[Letter[Parcel]]) -> None:
+        super().post(letters)
+        with self._posted:
+            self._posted.notify_all()
+
+    def end(self) -> None:
+        """No more letters will come, so nobody waits for one."""
+        self.close_all()
+        with self._posted:
+            self._is_over = True
+            self._posted.notify_all()
+
+    def wait_for_letter(self, hospital: str, seconds: float) -> bool:
+        """Whether there is a letter for the hospital; waits for one, but not where many wait already."""
+        with self._posted:
+            if self._held < MOST_HELD:
+                self._held += 1
+                self._posted.wait_for(lambda: self._is_over or self.find(hospital) is not None, seconds)
+                self._held -= 1
+        return self.find(hospital) is not None
 
     def note_alive(self, hospital: str) -> None:
         with self._lock:
@@ -176,7 +202,7 @@ class FlareChannel(WFCommSpec):  # type: ignore[misc]
         """Nothing to prepare."""
 
     def finalize_run(self, fl_ctx: FLContext) -> None:
-        self.mailbox.close_all()
+        self.mailbox.end()
 
     def process_task_request(self, client: Client, fl_ctx: FLContext) -> tuple[str, str, Shareable | None]:
         """A hospital asks for work."""

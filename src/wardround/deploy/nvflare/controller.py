@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
@@ -16,8 +16,8 @@ from nvflare.apis.wf_comm_spec import WFCommSpec
 
 from wardround.config_file import load_config
 from wardround.deploy.conducting import conduct
-from wardround.deploy.nvflare.channel import FlareChannel
-from wardround.deploy.nvflare.job import SLOT, read_arguments
+from wardround.deploy.nvflare.channel import HOLD_SECONDS, FlareChannel
+from wardround.deploy.nvflare.job import LETTER, SLOT, read_arguments
 from wardround.deploy.run_process import write_run_report
 from wardround.errors import WardroundError
 
@@ -43,6 +43,7 @@ class WardroundController(Controller):  # type: ignore[misc]
         engine = fl_ctx.get_engine()
         self._sync_clients = engine.sync_clients_from_main_process
         engine.register_aux_message_handler(topic=SLOT, message_handle_func=self._slot)
+        engine.register_aux_message_handler(topic=LETTER, message_handle_func=self._letter)
         for command in ("status", "stop"):
             engine.register_app_command(f"wardround.{command}", self._command)
 
@@ -95,3 +96,8 @@ class WardroundController(Controller):  # type: ignore[misc]
 
     def _renew(self) -> None:
         self._sync_clients()
+
+    def _letter(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        hospital = str(request.get_peer_prop(ReservedKey.IDENTITY_NAME, ""))
+        is_there = self.channel.mailbox.wait_for_letter(hospital, HOLD_SECONDS)
+        return make_reply(ReturnCode.OK if is_there else ReturnCode.SERVER_NOT_READY)

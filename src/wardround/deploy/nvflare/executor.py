@@ -15,7 +15,7 @@ from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from wardround.deploy.kits.kit import SITE
-from wardround.deploy.nvflare.job import SERVER, SLOT
+from wardround.deploy.nvflare.job import LETTER, POLL_SECONDS, SERVER, SLOT
 from wardround.deploy.nvflare.shareable import clear_content, from_shareable, to_shareable
 from wardround.deploy.nvflare.signing import find_identity
 from wardround.deploy.site import Site
@@ -26,6 +26,7 @@ from wardround.files import file_name
 STATE = "WARDROUND_STATE"  # environment variable of FLARE's client, beside SITE
 LARGE = 16 * 2**20
 TURN_SECONDS = 0.1
+ANSWER_SECONDS = 5.0  # for the server's answer, which it may hold for a while
 log = logging.getLogger(__name__)
 
 
@@ -49,18 +50,28 @@ def open_site(name: str, startup: Path | None = None) -> Site:
     return Site(name, load_site(Path(rules.replace("{site}", file_name(name)))), folder, identity)
 
 
+def ask_server(fl_ctx: FLContext, topic: str, letter: str = "") -> bool:
+    """Whether the server says yes."""
+    question = Shareable()
+    question.set_header(ReservedHeaderKey.TASK_ID, letter)
+    replies = fl_ctx.get_engine().send_aux_request(
+        targets=[SERVER], topic=topic, request=question, timeout=ANSWER_SECONDS, fl_ctx=fl_ctx, optional=True
+    )
+    answer = (replies or {}).get(SERVER)
+    return isinstance(answer, Shareable) and bool(answer.get_return_code() == ReturnCode.OK)
+
+
 def wait_for_turn(fl_ctx: FLContext, letter: str, abort_signal: Signal) -> None:
     """Large replies go to the server one after the other: its memory holds one, not one of each hospital."""
-    while not abort_signal.triggered:
-        question = Shareable()
-        question.set_header(ReservedHeaderKey.TASK_ID, letter)
-        replies = fl_ctx.get_engine().send_aux_request(
-            targets=[SERVER], topic=SLOT, request=question, timeout=5.0, fl_ctx=fl_ctx, optional=True
-        )
-        answer = (replies or {}).get(SERVER)
-        if isinstance(answer, Shareable) and answer.get_return_code() == ReturnCode.OK:
-            return
+    while not abort_signal.triggered and not ask_server(fl_ctx, SLOT, letter):
         time.sleep(TURN_SECONDS)
+
+
+def wait_for_letter(fl_ctx: FLContext) -> None:
+    """Return when there is work; the server holds the question, so that nothing is asked over and over."""
+    began = time.monotonic()
+    if not ask_server(fl_ctx, LETTER):
+        time.sleep(max(0.0, began + POLL_SECONDS - time.monotonic()))  # it was not held
 
 
 class WardroundExecutor(Executor):  # type: ignore[misc]
@@ -72,6 +83,8 @@ class WardroundExecutor(Executor):  # type: ignore[misc]
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Open the site once: models and data stay warm for the whole job."""
+        if event_type == EventType.BEFORE_PULL_TASK:
+            wait_for_letter(fl_ctx)
         if event_type == EventType.START_RUN:
             try:
                 workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)

@@ -25,10 +25,12 @@ EXECUTOR = "wardround.deploy.nvflare.executor.WardroundExecutor"
 SERVER = "server"  # as FLARE calls it
 CLIENT = "client"
 TASK = "wardround"  # the only task name FLARE sees; ours stands in the parcel's header
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.1  # between questions for a letter, where they are not held
+TASK_SECONDS = 0.001  # from a task to the next question, which FLARE does not let be nothing
 ARGUMENTS = "run.json"
 CHUNK_BYTES = 16 * 2**20  # arrays are fetched in pieces of about this size
 SLOT = "wardround.slot"  # a hospital asks before it sends a large reply
+LETTER = "wardround.letter"  # and waits for a letter before it asks for its task
 
 
 def write_job(folder: Path, config: Config, names: Sequence[str], *, resume: bool = False) -> None:
@@ -94,7 +96,7 @@ def place_on_server(config: Config, output: Path | None) -> Config:
 def make_server_config() -> dict[str, Any]:
     return {
         "format_version": 2,
-        "server": {"heart_beat_timeout": 600, "task_request_interval": POLL_SECONDS},
+        "server": {"heart_beat_timeout": 600, "task_request_interval": TASK_SECONDS},
         "np_download_chunk_size": CHUNK_BYTES,
         "task_data_filters": [],
         "task_result_filters": [],
