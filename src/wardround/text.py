@@ -45,6 +45,11 @@ def format_count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
+def format_percent(share: float) -> str:
+    """0.25 is 25 %."""
+    return f"{100 * share:.0f} %"
+
+
 def format_bytes(count: float) -> str:
     """
     >>> format_bytes(532), format_bytes(1_250_000), format_bytes(3e9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wardround.configuring.facts import ChannelFacts, Facts, Quantiles
 from wardround.configuring.plan import Choice
-from wardround.text import format_size
+from wardround.text import format_percent, format_size
 
 ORIENTATION = "RAS"
 ANISOTROPIC = 3  # voxels so many times as long as wide are thick slices
@@ -30,7 +30,7 @@ def choose_orientation(facts: Facts) -> Choice | None:
 
 def choose_crop(facts: Facts) -> Choice:
     """nnU-Net: every image is cut to what is not empty."""
-    reason = f"{percent(1 - facts.kept)} of the median image is empty border"
+    reason = f"{format_percent(1 - facts.kept)} of the median image is empty border"
     return Choice("data.prepare.crop", "foreground", reason)
 
 
@@ -119,7 +119,7 @@ def choose_normalisation(facts: Facts) -> list[Choice]:
             Choice("data.prepare.intensities", rows, "percentiles, mean and SD of all labelled voxels"),
         ]
     if facts.kept < MOST_KEPT:
-        reason = f"{percent(1 - facts.kept)} of the median image was empty; the rest is standardised"
+        reason = f"{format_percent(1 - facts.kept)} of the median image was empty; the rest is standardised"
         return [Choice("data.prepare.normalise", "zscore_nonzero", reason)]
     return [
         Choice("data.prepare.normalise", "zscore", "intensities have no common unit: each image by itself")
@@ -131,7 +131,3 @@ def list_intensities(channel: ChannelFacts) -> list[float] | None:
     if channel.modality != "ct":
         return None
     return [channel.percentile_00_5, channel.percentile_99_5, channel.mean, channel.sd]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

@@ -12,6 +12,7 @@ from typing import Any
 
 from wardround.configuring.facts import Facts
 from wardround.configuring.plan import Choice
+from wardround.text import format_percent
 
 # Steps of each client; benchmarks/autopilot/recipes.json has the trials that these rest on
 FEW_STEPS = 500  # up to here images are seen as they are: at 300 and 500 augmentation cost more than it gave
@@ -38,10 +39,10 @@ def choose_objective(facts: Facts, patch: Sequence[int], shape: Sequence[int]) -
     share = math.prod(patch) / math.prod(shape)
     is_batch = facts.dimensions == 2 or share < 1 / 8
     if is_batch:
-        why = "images are 2D" if facts.dimensions == 2 else f"a patch has {percent(share)} of an image"
+        why = "images are 2D" if facts.dimensions == 2 else f"a patch has {format_percent(share)} of an image"
         why = f"Dice of the whole batch, as {why}: a class may be missing in one"
     else:
-        why = f"Dice of each patch, which has {percent(min(share, 1.0))} of an image"
+        why = f"Dice of each patch, which has {format_percent(min(share, 1.0))} of an image"
     reduction = Choice("objective.reduction", "batch" if is_batch else "per_sample", why)
     pair = find_overlap(facts.regions)
     regions = order_regions(facts)
@@ -189,8 +190,8 @@ def find_ordered_axes(facts: Facts) -> dict[int, str]:
             share, patients, (first, second) = max(pairs)
             name = "RAS"[axis] if facts.dimensions == 3 else f"axis {axis}"
             found[axis] = (
-                f"'{first}' lies before '{second}' along {name} in {percent(share)} of {patients} patients: "
-                "not mirrored along it"
+                f"'{first}' lies before '{second}' along {name} in {format_percent(share)} of {patients} "
+                "patients: not mirrored along it"
             )
     return found
 
@@ -299,7 +300,3 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
             "only the largest part is kept where that raises Dice on validation cases, as nnU-Net",
         ),
     ]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"

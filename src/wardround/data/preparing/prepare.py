@@ -28,7 +28,7 @@ from wardround.data.preparing.geometry import (
 )
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
-from wardround.text import format_size
+from wardround.text import format_percent, format_size
 
 Array = NDArray[Any]
 MARGIN = 2  # voxels kept around the body
@@ -134,7 +134,7 @@ def check_voxels(image: Volume, label: Volume | None) -> None:
 
 def cut_off(share: float) -> str:
     """The warning that labelled voxels are lost."""
-    return f"prepare.size cuts off {100 * share:.0f} % of what is labelled; raise it."
+    return f"prepare.size cuts off {format_percent(share)} of what is labelled; raise it."
 
 
 def to_classes(
