@@ -108,7 +108,7 @@ def configure(options: argparse.Namespace, out: Path, arm: str, seed: int, *, te
             "learning_rate": options.rate,
             "momentum": options.momentum if options.optimizer == "sgd" else 0.0,
             "state": "keep",
-            "schedule": {"name": "polynomial"},
+            "schedule": {"name": "constant" if options.server == "adam" else "polynomial"},  # one falls
         },
         "compute": {"workers": 1, "threads": 1},
         "checkpoint": {"every": 100},
@@ -142,7 +142,8 @@ def choose_objective(options: argparse.Namespace, arm: str) -> dict[str, Any]:
 
 def choose_server(options: argparse.Namespace) -> dict[str, Any]:
     if options.server == "adam":
-        return {"name": "fedadam", "server_lr": options.server_lr, "tau": 1e-6, "bias_correction": True}
+        adam = {"tau": 1e-6, "bias_correction": True, "decay_power": options.decay_power}
+        return {"name": "fedadam", "server_lr": options.server_lr, **adam}
     return {"name": "fedavgm", "server_lr": options.server_lr, "beta": 0.0}  # 1: FedAvg
 
 
@@ -223,6 +224,9 @@ def main() -> None:
     parser.add_argument("--local-steps", type=int, help="of a round, in place of epochs")
     parser.add_argument("--server", choices=["mean", "adam"], default="mean", help="how the model is moved")
     parser.add_argument("--server-lr", type=float, default=1.0, help="how far the server goes along the mean")
+    parser.add_argument(
+        "--decay-power", type=float, default=0.9, help="how the rate of a server's Adam falls"
+    )
     parser.add_argument("--split", choices=["val", "test"], default="test", help="cases that are scored")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

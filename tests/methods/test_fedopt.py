@@ -1,6 +1,7 @@
 """FedAvgM, FedAdam, FedYogi, FedAdagrad: golden vectors, zero updates, buffers, whole runs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,7 +34,8 @@ def after_round(
         Reply(params, client=f"client {k}", num_examples=number)
         for k, (params, number) in enumerate(zip(sent, numbers, strict=True))
     ]
-    return method.run_round(state, cast(Clients, SimpleNamespace(ask=lambda task, message: replies)))
+    clients = SimpleNamespace(ask=lambda task, message: replies, rounds=4)
+    return method.run_round(state, cast(Clients, clients))
 
 
 def start(*values: float, **buffers: Any) -> ServerState:
@@ -114,6 +116,21 @@ def test_buffers_follow_fedavg_and_have_no_moments(method: ServerOptimizer) -> N
     assert all(list(state.memory[key]) == ["w"] for key in method.moments)
 
 
+@mark.parametrize("method", ALL)
+def test_decay_shortens_the_step_and_leaves_moments_alone(method: ServerOptimizer) -> None:
+    kept = falling = start(1.0)
+    for number in range(4):
+        sent = kept.params + model(0.5)
+        before = falling.params["w"].item()
+        kept = after_round(method, kept, [sent])
+        step = kept.notes["step_norm"]
+        falling = after_round(replace(method, decay_power=0.9), falling, [falling.params + model(0.5)])
+
+        assert falling.params["w"].item() - before == approx(step * (1 - number / 4) ** 0.9)
+        for key in method.moments:
+            assert falling.memory[key]["w"].item() == approx(kept.memory[key]["w"].item())
+
+
 def test_what_does_not_travel_stays_and_has_no_momentum() -> None:
     state = ServerState(params=Params({"w": torch.ones(1), "own": torch.ones(2)}), trainable=("w", "own"))
 
@@ -161,7 +178,15 @@ def test_the_first_step_of_fedavgm_is_that_of_fedavg_and_the_second_is_not(tmp_p
 
 @mark.parametrize(
     "wrong",
-    [{"beta": 1.0}, {"beta": -0.1}, {"beta2": 1.0}, {"tau": 0.0}, {"server_lr": 0.0}, {"nesterov": True}],
+    [
+        {"beta": 1.0},
+        {"beta": -0.1},
+        {"beta2": 1.0},
+        {"tau": 0.0},
+        {"server_lr": 0.0},
+        {"decay_power": -1},
+        {"nesterov": True},
+    ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with raises(ConfigError, match=f"method.{next(iter(wrong))}"):

@@ -13,6 +13,7 @@ What leaves a client: its model.
 Differs: clients are weighted by training cases, as in FedAvg; Algorithm 2 has the plain mean.
 Differs: v starts at 0, not at τ² or more: the denominator √v + τ is positive all the same.
 Differs: only tensors that learn are stepped; running statistics and counters follow FedAvg.
+Differs: `decay_power` lets the server's rate fall as polynomial schedules do; the paper keeps it.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class ServerOptimizer(Method):
     kind = "server optimizer"
     moments: ClassVar[tuple[str, ...]] = ("m", "v")  # what the server remembers of every tensor
 
+    decay_power: Annotated[float, Field(ge=0)] = 0.0
+
     @property
     def is_fedavg(self) -> bool:
         """Whether the step is the mean change itself, so that nothing need be computed or remembered."""
@@ -58,10 +61,12 @@ class ServerOptimizer(Method):
         x: Moments = {}
         memory: dict[str, Moments] = {key: {} for key in self.moments}
         update_square = step_square = 0.0
+        factor = (1 - state.round / clients.rounds) ** self.decay_power
         for name, delta in average_update(state, average).items():
             known = {key: state.memory[key][name].to(delta) for key in self.moments if key in state.memory}
             before = known or {key: torch.zeros_like(delta) for key in self.moments}
             step, after = self.step(delta, before, state.round + 1)
+            step = factor * step
             dtype = average[name].dtype
             x[name] = (state.params[name].to(delta) + step).to(dtype)
             for key in self.moments:
@@ -86,6 +91,7 @@ class FedAvgM(ServerOptimizer):
     """Momentum at the server.
 
     server_lr: η, length of a step; beta: how much of the last step is kept. 1 and 0 give FedAvg.
+    decay_power: exponent of (1 - round/rounds), which multiplies server_lr; 0 keeps it.
     """
 
     title = "FedAvgM"
@@ -99,7 +105,7 @@ class FedAvgM(ServerOptimizer):
 
     @property
     def is_fedavg(self) -> bool:
-        return self.server_lr == 1 and self.beta == 0
+        return self.server_lr == 1 and self.beta == 0 and self.decay_power == 0
 
     def step(self, delta: Tensor, before: Moments, number: int) -> tuple[Tensor, Moments]:
         m = self.beta * before["m"] + delta
@@ -110,7 +116,8 @@ class FedAvgM(ServerOptimizer):
 class FedAdagrad(ServerOptimizer):
     """Steps divided by the root of all squared changes so far.
 
-    server_lr: η, length of a step; beta: β₁, decay of the first moment; tau: τ, the least divisor.
+    server_lr: η, length of a step; beta: β₁, decay of the first moment; tau: τ, the least divisor;
+    decay_power: exponent of (1 - round/rounds), which multiplies server_lr; 0 keeps it.
     """
 
     title = "FedAdagrad"
@@ -136,7 +143,8 @@ class FedYogi(FedAdagrad):
     """As FedAdam, but the second moment falls slowly when changes become small.
 
     server_lr: η, length of a step; beta: β₁, decay of the first moment; beta2: β₂, of the second;
-    tau: τ, the least divisor.
+    tau: τ, the least divisor;
+    decay_power: exponent of (1 - round/rounds), which multiplies server_lr; 0 keeps it.
     """
 
     title = "FedYogi"
@@ -154,6 +162,7 @@ class FedAdam(FedAdagrad):
 
     server_lr: η, length of a step; beta: β₁, decay of the first moment; beta2: β₂, of the second;
     tau: τ, the least divisor;
+    decay_power: exponent of (1 - round/rounds), which multiplies server_lr; 0 keeps it;
     bias_correction: make up for moments that start at 0, as Adam does and the paper does not.
     """
 

@@ -79,6 +79,8 @@ def advise_longer(run: Run) -> Html:
     """How to train on; a learning rate that has come to its end cannot be resumed with profit."""
     optimizer = mapping(run.config.get("optimizer"))
     schedule = str(mapping(optimizer.get("schedule")).get("name", "constant"))
+    if mapping(run.config.get("method")).get("decay_power"):
+        schedule = "polynomial"
     if schedule not in ("polynomial", "cosine"):
         command = f"wardround train {quote(run)} --resume --set rounds={2 * run.rounds}"
         return join("Train longer: ", tag("code", command), ".")
