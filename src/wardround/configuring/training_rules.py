@@ -119,11 +119,11 @@ def choose_optimizer(facts: Facts, steps: int) -> list[Choice]:
             Choice("optimizer.nesterov", True, "as nnU-Net"),
             Choice("optimizer.weight_decay", 3e-5, "as nnU-Net"),
         ]
-    chosen.append(Choice("optimizer.clip_norm", 12.0, "as nnU-Net"))
     if facts.partial is not None:
-        return chosen
+        return [*chosen, Choice("optimizer.clip_norm", 1.0, "no single batch stands out among updates")]
     return [
         *chosen,
+        Choice("optimizer.clip_norm", 12.0, "as nnU-Net"),
         Choice("optimizer.schedule", {"name": "polynomial", "power": 0.9}, "falls to 0, as nnU-Net's"),
         Choice("optimizer.state", "keep", "its moments take more than a round"),
     ]
@@ -264,10 +264,11 @@ def choose_server(facts: Facts, steps: int) -> list[Choice]:
             Choice("method.name", "fedavg", "momentum is the clients', so the server has none"),
             Choice("method.weighting", "samples", alike),
         ]
+    falling = [Choice("method.decay_power", 0.9, "the rate falls to 0, as nnU-Net's")]
     return [
         Choice("method.name", "fedadam", "Adam on the mean loss, to which each client adds its classes"),
         Choice("method.server_lr", choose_rate(steps), f"Adam's rate for {steps} steps"),
-        Choice("method.decay_power", 0.9, "the rate falls to 0, as nnU-Net's"),
+        *([] if steps <= FEW_STEPS else falling),  # with 300 steps a rate that stayed learned more
         Choice("method.tau", 1e-6, "a divisor as small as Adam's, for steps as small as gradients"),
         Choice("method.bias_correction", True, "as Adam"),
     ]
