@@ -11,6 +11,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Quiet, configure_logging, out
 from wardround.cli.data import data_app, print_list
 from wardround.cli.progress import show_cases
+from wardround.errors import ConfigError
 
 Target = Annotated[Path, typer.Argument(help="The folder of a centre to write.")]
 KeepDescriptions = Annotated[
@@ -116,8 +117,6 @@ def ignore(number: int, total: int, name: str) -> None:
 
 
 def read_pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
-    from wardround.errors import ConfigError
-
     pairs = {}
     for text in given or []:
         name, mark, value = text.rpartition("=")
