@@ -386,7 +386,7 @@ def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> 
 def read_secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
-        write_private(path, secrets.token_hex(16) + "\n")
+        write_private(path, f"{secrets.token_hex(16)}\n".encode())
     key = path.read_bytes().strip()
     if not key:  # pseudonyms without a secret could be found by trying out IDs
         raise DataError(f"{path} is empty; restore it, or remove it to give all patients new pseudonyms.")
