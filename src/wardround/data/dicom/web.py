@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from wardround.data.readers.dicom import Imported, Watch, import_dicom, import_pydicom, silence_pydicom
-from wardround.data.readers.dicom_labels import KINDS
+from wardround.data.dicom.importing import Imported, Watch, import_dicom, import_pydicom, silence_pydicom
+from wardround.data.dicom.masks import KINDS
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.machine import is_loopback, others_may
 
