@@ -89,19 +89,14 @@ def _write_hospitals(settings: PhantomSettings, folder: Path, write_scan: WriteS
             scan = phantom.make_scan(settings, style, number, seed)
             write_scan(scan, folder / name, index)
             if name in settings.unlabelled:
-                _remove_label(scan, folder / name)
+                for label in (folder / name).glob(f"labels/{scan.name}.*"):
+                    label.unlink()
             split = phantom.choose_split(settings, name, number)
             rows.append((name, scan.name, "train" if name in settings.unlabelled else split))
     with (folder / "index.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("centre", "stem", "split"))
         table.writerows(rows)
-
-
-def _remove_label(scan: PhantomScan, home: Path) -> None:
-    """The label is all that a hospital without labels does not have."""
-    for label in home.glob(f"labels/{scan.name}.*"):
-        label.unlink()
 
 
 def _write_nifti(scan: PhantomScan, home: Path, hospital: int) -> None:
