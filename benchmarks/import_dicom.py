@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wardround.data.dicom_writing import write_series
-from wardround.data.readers.dicom import import_dicom
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.writing import write_series
 
 
 def make_values(slices: int, side: int = 512) -> np.ndarray:

@@ -98,15 +98,14 @@ assert not held, held
 import re
 from pathlib import Path
 from wardround import deploy
-from wardround.data import dicomweb
-from wardround.data.readers import dicom
+from wardround.data.dicom import importing, web
 from wardround.deploy import nvflare
 from wardround.errors import WardroundError
 from wardround.exporting import onnx
 from wardround.privacy import accountant
 
 for use in (
-    dicom.import_pydicom, lambda: dicomweb.open_archive("https://localhost", None), deploy.require,
+    importing.import_pydicom, lambda: web.open_archive("https://localhost", None), deploy.require,
     nvflare.require, onnx.check_installed, accountant.load_library,
 ):
     try:

@@ -237,7 +237,7 @@ def test_a_second_name_is_a_copy_where_the_file_system_has_none(
 
 
 def test_permission_bits_are_asked_for_where_there_are_any(system: str, tmp_path: Path) -> None:
-    write_private(tmp_path / "key", "secret")
+    write_private(tmp_path / "key", b"secret")
     assert machine.others_may(tmp_path / "key", 0o077) == 0
     (tmp_path / "key").chmod(0o644)
     assert machine.others_may(tmp_path / "key", 0o077) == (0 if system == "win32" else 0o044)

@@ -11,7 +11,7 @@ import pytest
 from helpers import call
 
 from orthanc import ORTHANC, PASSWORD, PLUGIN, USER, run_orthanc
-from wardround.data.dicomweb import LOGIN, open_archive, store
+from wardround.data.dicom.web import LOGIN, open_archive, store
 
 PAGE = Path(__file__).parents[1] / "docs/tutorial/first-federation.md"
 ARCHIVE = "http://localhost:8042"

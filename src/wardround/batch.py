@@ -19,6 +19,7 @@ from wardround.child_process import ChildProcess, Line
 from wardround.config import Config
 from wardround.config_file import load_config, resolve
 from wardround.engine.checkpoint import Checkpoints
+from wardround.engine.outcome import read_status
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import try_lock, write_text
 from wardround.gpu_service import VISIBLE_GPUS, GpuService
@@ -284,15 +285,6 @@ def find_stage(folder: Path, config: Config) -> Stage:
 
 def in_json(value: Any) -> str:
     return json.dumps(value, default=str)
-
-
-def read_status(folder: Path) -> str | None:
-    """The status in result.json: done, stopped, or None where there is no result."""
-    try:
-        status = json.loads((folder / "result.json").read_text(encoding="utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return None
-    return str(status)
 
 
 def is_in_use(folder: Path) -> bool:

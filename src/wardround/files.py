@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +19,7 @@ from typing import IO, Any
 from filelock import lock_descriptor
 
 from wardround.errors import ConfigError
-from wardround.machine import is_reserved, replace_file
+from wardround.machine import is_gone, is_reserved, replace_file
 
 
 @contextlib.contextmanager
@@ -90,6 +92,29 @@ def write_parts(
         raise
 
 
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes the target, a new or empty one, when all is written.
+
+    What processes that were killed left beside it is removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
+        number = left.name.split(".")[-2]
+        if number.isdecimal() and is_gone(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        yield partial
+        if target.exists():
+            target.rmdir()
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def compute_sha256(path: Path, start: int = 0) -> str:
     """SHA-256 of a file from a byte on."""
     with path.open("rb") as file:
@@ -101,9 +126,9 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a text file that its owner alone can read."""
-    write_parts(path, [text.encode()], private=True)
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read, at no moment anybody else."""
+    write_parts(path, [content], private=True)
 
 
 def write_json(path: Path, value: Any) -> None:

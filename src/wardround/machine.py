@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -221,6 +222,14 @@ def map_privately(file: Any, size: int) -> mmap.mmap | bytearray:
         file.seek(0)
         return bytearray(file.read(size))
     return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address is this machine's own, reached over no network."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def others_may(path: Path, bits: int) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from wardround.errors import CheckpointError
 from wardround.files import jsonable, parse_json
 from wardround.params import NamedTensors, NoParams, Params
-from wardround.storage import StoredTensors, save_tensors, tensor_bytes
+from wardround.storage import StoredTensors, save_tensors
 
 SCHEMA = "wardround-message-1"
 
@@ -73,13 +73,9 @@ class Message:
     def sha256(self) -> str:
         return hash_content(self.tensors(), self.scalars)
 
-    # Wire and disk
+    # Disk
 
-    def to_bytes(self) -> bytes:
-        return tensor_bytes(*self._flat())
-
-    def _flat(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All tensors under one set of names, and the header's strings that lead back."""
+    def save(self, path: Path, *, durable: bool = True) -> None:
         flat: dict[str, Tensor] = {}
         layout: dict[str, list[str]] = {}
         for label, group in self.tensors().items():
@@ -87,22 +83,13 @@ class Message:
             for name in group:
                 flat[f"{label}/{name}"] = group[name]
         scalars = json.dumps(dict(self.scalars))
-        return flat, {"schema": SCHEMA, "layout": json.dumps(layout), "scalars": scalars}
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Message:
-        return cls._of(StoredTensors(content))
-
-    def save(self, path: Path, *, durable: bool = True) -> None:
-        save_tensors(path, *self._flat(), durable=durable)
+        metadata = {"schema": SCHEMA, "layout": json.dumps(layout), "scalars": scalars}
+        save_tensors(path, flat, metadata, durable=durable)
 
     @classmethod
     def load(cls, path: Path) -> Message:
         """Open a stored message; its tensors are read when used."""
-        return cls._of(StoredTensors(path))
-
-    @classmethod
-    def _of(cls, stored: StoredTensors) -> Message:
+        stored = StoredTensors(path)
         if stored.metadata.get("schema") != SCHEMA:
             raise CheckpointError("this is not a wardround message, or one of another version.")
         try:

@@ -46,10 +46,6 @@ def save_tensors(
     write_parts(path, tensor_parts(tensors, metadata), durable=durable)
 
 
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    return b"".join(tensor_parts(tensors, metadata))
-
-
 def tensor_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
     """A safetensors file piece by piece, each tensor from its own memory: large models are not copied."""
     kinds = {dtype: kind for kind, dtype in DTYPES.items()}
@@ -102,10 +98,10 @@ def _read_entry(entry: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
 
 
 class StoredTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file (or its bytes), each read when it is asked for."""
+    """The tensors of a safetensors file, each read when it is asked for."""
 
-    def __init__(self, source: Path | bytes) -> None:
-        self._source = source
+    def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             (length,) = struct.unpack("<Q", self._read(0, 8))
             if length > MAX_HEADER_BYTES:
@@ -117,43 +113,30 @@ class StoredTensors(Mapping[str, Tensor]):
             self._data_start = 8 + length
             self._entries = {name: _read_entry(entry) for name, entry in header.items()}
         except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise CheckpointError(f"{self._label()} is not a readable tensor file ({error}).") from None
-
-    def _label(self) -> str:
-        return str(self._source) if isinstance(self._source, Path) else "the received message"
+            raise CheckpointError(f"{path} is not a readable tensor file ({error}).") from None
 
     def _read(self, start: int, length: int) -> bytearray:
-        if start + length > self._count():  # before room is made for what a few bytes claim
+        try:
+            size = self._path.stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}.") from None
+        if start + length > size:  # before room is made for what a few bytes claim
             raise ValueError("file ends too early")
         content = bytearray(length)
         self._fill(content, start)
         return content
 
-    def _count(self) -> int:
-        """Bytes of the file."""
-        if isinstance(self._source, bytes):
-            return len(self._source)
-        try:
-            return self._source.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
-
     def _fill(self, place: bytearray | memoryview, start: int) -> None:
         """Fill a buffer with the bytes from `start` on."""
         view = memoryview(place)
-        if isinstance(self._source, bytes):
-            content = self._source[start : start + len(view)]
-            done = len(content)
-            view[:done] = content
-        else:
+        try:
+            file = open_file(self._path, os.O_RDONLY)
             try:
-                file = open_file(self._source, os.O_RDONLY)
-                try:
-                    done = read_into(file, view, start)
-                finally:
-                    os.close(file)
-            except OSError as error:
-                raise CheckpointError(f"{self._source} cannot be read: {error.strerror}.") from None
+                done = read_into(file, view, start)
+            finally:
+                os.close(file)
+        except OSError as error:
+            raise CheckpointError(f"{self._path} cannot be read: {error.strerror}.") from None
         if done != len(view):
             raise ValueError("file ends too early")
 
@@ -178,7 +161,7 @@ class StoredTensors(Mapping[str, Tensor]):
             raw = np.empty((stop - start) * dtype.itemsize, dtype=np.uint8)
             self._fill(raw.data, self._data_start + first + start * dtype.itemsize)
         except (ValueError, MemoryError) as error:
-            raise CheckpointError(f"{self._label()}, tensor '{name}': {error}.") from None
+            raise CheckpointError(f"{self._path}, tensor '{name}': {error}.") from None
         return torch.from_numpy(raw).view(dtype)
 
     def __iter__(self) -> Iterator[str]:

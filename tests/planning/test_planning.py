@@ -20,13 +20,13 @@ from wardround.planning import plan as plan_module
 from wardround.planning.costs import (
     ClientPlan,
     activation_bytes,
-    count_windows,
     estimate_test,
     optimizer_bytes,
 )
 from wardround.planning.dry_run import DryRun
 from wardround.planning.plan import make_plan
 from wardround.text import format_bytes
+from wardround.training.inference import count_windows
 from wardround.training.workbench import Workbench
 
 GB = 2**30

@@ -281,7 +281,7 @@ def test_colour_pictures_have_three_channels(tmp_path: Path) -> None:
 
 def test_dicom_series_becomes_a_nifti_mask(tmp_path: Path) -> None:
     pytest.importorskip("pydicom")
-    from data.readers.test_dicom import stack  # the files a scanner writes
+    from data.dicom.test_dicom import stack  # the files a scanner writes
 
     stack(pytest.importorskip("pydicom"), tmp_path / "study")
     report = predict_into(predictor(), [tmp_path / "study"], tmp_path / "out")

@@ -13,7 +13,8 @@ from prediction.threshold import Threshold
 from wardround.errors import DataError
 from wardround.models.unet import unet2d, unet3d
 from wardround.prediction import windows
-from wardround.prediction.windows import Forward, num_windows
+from wardround.prediction.windows import Forward
+from wardround.training.inference import count_windows
 
 CPU = torch.device("cpu")
 
@@ -39,7 +40,7 @@ def test_windows_of_a_local_network_give_the_whole_back() -> None:
     model = Threshold()
     found = Forward(model, device=CPU, window=(12, 12, 12))(image)
     assert torch.allclose(found, 20 * (image - 0.5), atol=1e-4)
-    assert len(model.shapes) == num_windows((30, 25, 20), (12, 12, 12))
+    assert len(model.shapes) == count_windows((30, 25, 20), (12, 12, 12))
     assert {shape[2:] for shape in model.shapes} == {(12, 12, 12)}
 
 

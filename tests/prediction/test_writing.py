@@ -14,9 +14,9 @@ from PIL import Image
 from scipy.spatial.transform import Rotation
 
 from prediction.threshold import ball, predictor, save_nifti
-from wardround.data.dicom_writing import write_series
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.writing import write_series
 from wardround.data.readers import metaimage, nrrd
-from wardround.data.readers.dicom import import_dicom
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.prediction.inputs import Format
 from wardround.prediction.session import predict_all, predict_into

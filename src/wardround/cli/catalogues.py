@@ -37,6 +37,9 @@ from wardround.cli.compare import (
     run_shown,
     show_result,
 )
+from wardround.errors import ConfigError
+from wardround.files import write_text
+from wardround.text import suggest
 
 papers_app = typer.Typer(name="papers", invoke_without_command=True)
 app.add_typer(papers_app)
@@ -73,9 +76,6 @@ def catalogue(
     show_one: Callable[[str], Any],
     kind: str,
 ) -> None:
-    from wardround.errors import ConfigError
-    from wardround.text import suggest
-
     if name is not None and name not in registry:
         raise ConfigError(f"'{name}' is not a {kind}.{suggest(name, registry)} List all: wardround {kind}s")
     print_rows(list_all() if name is None else show_one(name), as_json)
@@ -180,7 +180,6 @@ def run(
 
 def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:
     """A table that counts data, printed and counted, written as Markdown and CSV too."""
-    from wardround.files import write_text
     from wardround.papers.cards import count_table
     from wardround.papers.data import prepare_data
 

@@ -71,6 +71,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 Set = Annotated[
     list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a setting; may be repeated.")
 ]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
+FromRound = Annotated[
+    int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 Without = Annotated[
     list[str] | None,
     typer.Option("--without", metavar="CLIENT", help="With --resume: go on without it; may be repeated."),

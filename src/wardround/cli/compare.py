@@ -22,6 +22,8 @@ from rich.text import Text
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, show_wait
 from wardround.cli.runs import write_page
 from wardround.cli.terminal_table import STRUCTURE, draw_table
+from wardround.errors import ConfigError
+from wardround.files import jsonable
 from wardround.progress import RoundProgress
 
 MOST_COLUMNS = 6  # seeds and folds shown side by side while the runs go on; more become a count
@@ -152,8 +154,6 @@ def split_list(text: str | None) -> list[str] | None:
 
 
 def parse_names(option: str, text: str | None) -> list[str] | None:
-    from wardround.errors import ConfigError
-
     names = split_list(text)
     if names == []:
         raise ConfigError(f"--{option} is empty; give names like a,b. List all: wardround {option}")
@@ -165,8 +165,6 @@ def parse_seeds(text: str | None) -> int | list[int] | None:
     >>> parse_seeds("3"), parse_seeds("1,2"), parse_seeds("7,")
     (3, [1, 2], [7])
     """
-    from wardround.errors import ConfigError
-
     if text is None:
         return None
     try:
@@ -180,8 +178,6 @@ def parse_jobs(text: str) -> int | None:
     >>> parse_jobs("8"), parse_jobs("auto")
     (8, None)
     """
-    from wardround.errors import ConfigError
-
     try:
         return None if text == "auto" else int(text)
     except ValueError:
@@ -392,7 +388,6 @@ def print_marked(table: Any, where: str) -> None:
 
 def as_dict(found: Any) -> Any:
     from wardround.comparison.headline import as_text
-    from wardround.files import jsonable
 
     done = bool(len(found.results))
     return jsonable(

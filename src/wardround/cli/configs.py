@@ -9,6 +9,9 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import JsonRows, app, out, print_rows
+from wardround.errors import ConfigError
+from wardround.files import write_text, writing
+from wardround.tables import Table
 
 configs_app = typer.Typer(name="configs", invoke_without_command=True)
 app.add_typer(configs_app)
@@ -22,7 +25,6 @@ def configs(context: typer.Context, json_: JsonRows = False) -> None:
     if context.invoked_subcommand is not None:
         return
     from wardround.builtin_configs import list_configs
-    from wardround.tables import Table
 
     rows = [[config.name, config.command, config.about] for config in list_configs()]
     caption = "One of them: wardround configs show NAME. As a file to change: wardround configs copy NAME"
@@ -46,8 +48,6 @@ def copy(
 ) -> None:
     """Write one configuration into a file of your own."""
     from wardround.builtin_configs import require
-    from wardround.errors import ConfigError
-    from wardround.files import write_text, writing
 
     path, content = output or Path(f"my-{name}.yaml"), require(name).read_text(encoding="utf-8")
     if path.exists():

@@ -24,8 +24,10 @@ from wardround.cli.common import (
     print_table,
 )
 from wardround.cli.progress import show_cases
-from wardround.files import writing
+from wardround.errors import ConfigError, DataError
+from wardround.files import write_json, writing
 from wardround.machine import cores
+from wardround.tables import Table
 from wardround.yaml_file import apply_override
 
 data_app = typer.Typer(name="data", help="Create, check and prepare data.", no_args_is_help=True)
@@ -63,7 +65,6 @@ def phantom(
     configure_logging(debug, False)
     from wardround.config_file import parse
     from wardround.data.phantom.files import write
-    from wardround.errors import ConfigError
 
     if file_format not in ("nifti", "png", "dicom"):
         raise ConfigError(f"--format is '{file_format}'; use nifti, png or dicom.")
@@ -112,7 +113,6 @@ def init(
     from wardround.data import datasets
     from wardround.data.federation_file import write
     from wardround.data.proposing.proposal import describe, propose
-    from wardround.errors import ConfigError
 
     if dataset is None:
         proposal = propose(folders, columns=read_columns(column), watch=lambda what: None)
@@ -159,7 +159,6 @@ def prepare(
     """Orient, resample, crop and normalise every case once, into the cache beside the file."""
     configure_logging(debug, quiet or json_)
     from wardround.data.serving.loading import RealData
-    from wardround.tables import Table
 
     data = RealData(file, read_settings(file, set_))
     with show_cases("preparing", quiet or json_) as watch:
@@ -188,7 +187,6 @@ def split(
     from wardround.data.partitions import summarise
     from wardround.data.sources import list_cases
     from wardround.data.splits import assign, write_splits
-    from wardround.errors import ConfigError
 
     settings = load(file)
     chosen = settings.splits.model_dump()
@@ -239,8 +237,6 @@ def fingerprint(
     from wardround.data.fingerprint.measure import measure_clients
     from wardround.data.readers.image_files import read_image
     from wardround.data.readers.label_files import read_case_label
-    from wardround.errors import DataError
-    from wardround.files import write_json
 
     listing, report = check_file(file, cores(), hidden=json_)
     if not report.usable:
@@ -291,7 +287,6 @@ def slices(
     """Cut volumes into slices for a 2D network, with their geometry; patients stay together."""
     configure_logging(debug, quiet or json_)
     from wardround.data.slices.cutting import cut
-    from wardround.tables import Table
 
     with show_cases("cutting", quiet or json_) as watch:
         done = cut(file, output, along=along, keep=keep, clip=clip, watch=watch)
@@ -356,8 +351,6 @@ def print_list(sentences: Iterable[str]) -> None:
 
 def read_columns(said: list[str] | None) -> dict[str, str] | None:
     """What a list needs -> the column that has it, from NEED=COLUMN."""
-    from wardround.errors import ConfigError
-
     for text in said or []:
         if not all(part.strip() for part in text.partition("=")):
             raise ConfigError(
@@ -388,7 +381,6 @@ def check_file(file: Path, jobs: int, *, hidden: bool) -> tuple[Any, Any]:
 def read_settings(file: Path, overrides: list[str] | None) -> Any:
     """The `data:` section that names this file, with overrides such as prepare.size=[96,96] on top."""
     from wardround.data.settings import DataSettings
-    from wardround.errors import ConfigError
 
     values: dict[str, Any] = {"federation": str(file)}
     for override in overrides or []:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from wardround.cli.common import Debug, Quiet, configure_logging, out
 from wardround.cli.data import data_app, print_list
 from wardround.cli.progress import show_cases
+from wardround.errors import ConfigError
 
 Target = Annotated[Path, typer.Argument(help="The folder of a centre to write.")]
 KeepDescriptions = Annotated[
@@ -50,7 +51,7 @@ def import_dicom(
 ) -> None:
     r"""Convert DICOM series and the masks drawn on them to a centre's folder; needs wardround\[dicom]."""
     configure_logging(debug, quiet)
-    from wardround.data.readers.dicom import import_dicom as convert
+    from wardround.data.dicom.importing import import_dicom as convert
 
     structures = read_pairs(structure, "--structure", "NAME=CLASS, such as 'GTV 1=tumour'")
     with show_cases("importing", quiet) as watch:
@@ -91,7 +92,7 @@ def fetch(
 ) -> None:
     r"""Fetch studies from a DICOMweb archive, and import them as import-dicom; needs wardround\[dicomweb]."""
     configure_logging(debug, quiet)
-    from wardround.data.dicomweb import fetch_studies, open_archive
+    from wardround.data.dicom.web import fetch_studies, open_archive
 
     wanted = read_pairs(match, "--match", "KEYWORD=VALUE, such as PatientID=4711")
     structures = read_pairs(structure, "--structure", "NAME=CLASS, such as 'GTV 1=tumour'")
@@ -116,8 +117,6 @@ def ignore(number: int, total: int, name: str) -> None:
 
 
 def read_pairs(given: list[str] | None, option: str, example: str) -> dict[str, str]:
-    from wardround.errors import ConfigError
-
     pairs = {}
     for text in given or []:
         name, mark, value = text.rpartition("=")
@@ -128,7 +127,7 @@ def read_pairs(given: list[str] | None, option: str, example: str) -> dict[str, 
 
 
 def show_import(done: Any, target: Path) -> None:
-    from wardround.data.readers.patient_map import MAP
+    from wardround.data.dicom.patient_map import MAP
 
     print_list(done.notes)
     out.print(f"Wrote {len(done.written)} files to [bold]{escape(str(target))}[/].")

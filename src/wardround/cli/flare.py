@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from wardround.cli.common import Debug, Set, app, configure_logging, out, pause_gc
+from wardround.cli.common import Debug, Resume, Set, app, configure_logging, out, pause_gc
 
 
 @app.command("flare-job")
@@ -23,7 +23,7 @@ def flare_job(
         typer.Option("--output", help="The run's folder on the FLARE server's machine; default: `output`."),
     ] = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    resume: Resume = False,
     debug: Debug = False,
 ) -> None:
     """Write a job for your own NVIDIA FLARE federation; submit it with FLARE's tools."""

@@ -19,8 +19,11 @@ from rich.markup import escape
 
 from wardround.cli.common import (
     Debug,
+    FromRound,
     Json,
+    Overwrite,
     Quiet,
+    Resume,
     Set,
     Without,
     app,
@@ -49,11 +52,6 @@ KitOption = Annotated[
     Path | None, typer.Option("--kit", help="The organiser's kit; default: the one nearby.", metavar="KIT")
 ]
 GOING = ("queued", "starting", "waiting", "working")
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
-FromRound = Annotated[
-    int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")]
 
 
 @app.command()

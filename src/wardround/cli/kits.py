@@ -71,8 +71,8 @@ def check_trust(kit: Kit) -> str:
     warning = refuse_broken(kit)
     try:
         check_tls(PreflightContext(kit))
-    except TrustFailed as wrong:
-        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    except TrustFailed:
+        raise
     except CheckFailed:
         pass
     return warning

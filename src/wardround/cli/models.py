@@ -20,6 +20,7 @@ from wardround.cli.common import (
     show_wait,
 )
 from wardround.errors import ConfigError
+from wardround.yaml_file import apply_override
 
 if TYPE_CHECKING:
     from wardround.models import ModelSettings
@@ -101,7 +102,6 @@ def show(
 def read_settings(name: str, overrides: list[str]) -> ModelSettings:
     """The settings of a network by name, with `model.a=b` on top."""
     from wardround.models import ModelSettings, resolve
-    from wardround.yaml_file import apply_override
 
     values: dict[str, Any] = {"model": {"name": name}}
     for override in overrides:

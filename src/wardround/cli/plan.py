@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 
 from wardround.cli.common import Debug, Json, Quiet, Set, app, configure_logging, err, out, print_table
+from wardround.tables import Table
 from wardround.text import format_bytes, format_duration, format_size
 
 if TYPE_CHECKING:
     from wardround.planning.plan import Plan
-    from wardround.tables import Table
 
 MOST_CLIENTS = 12  # shown one by one; more are summed up
 
@@ -75,8 +75,6 @@ def show_plan(made: Plan) -> None:
 
 
 def summary_table(made: Plan) -> Table:
-    from wardround.tables import Table
-
     config, placement, compute, traffic = made.config, made.placement, made.compute, made.traffic
     sides = format_size(made.shape)
     workers = f"{placement.workers} ({placement.why}), {placement.threads} threads each"
@@ -103,8 +101,6 @@ def summary_table(made: Plan) -> Table:
 
 
 def clients_table(made: Plan) -> Table:
-    from wardround.tables import Table
-
     rows: list[list[Any]] = [[c.name, c.train, c.val, c.test, c.steps] for c in made.clients]
     if len(rows) > MOST_CLIENTS:
         rest = rows[MOST_CLIENTS - 1 :]
@@ -114,8 +110,6 @@ def clients_table(made: Plan) -> Table:
 
 
 def memory_table(made: Plan) -> Table:
-    from wardround.tables import Table
-
     columns = ["memory", *(entry.device for entry in made.memory)]
     rows = [
         [title, *(format_part(entry.parts[part]) for entry in made.memory)]

@@ -16,6 +16,7 @@ from wardround.cli.common import Debug, Json, Quiet, app, configure_logging, err
 from wardround.cli.dicom import Login
 from wardround.cli.progress import show_cases
 from wardround.progress import TimeLeftColumn, bar_columns
+from wardround.tables import Table
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/quickstart.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0 or mps.")]
@@ -168,8 +169,6 @@ def evaluate(
 
 def show_predictions(done: Any, tested: tuple[int, float, float] | None, unit: str) -> None:
     """tested: number, mean uncertainty and mean Dice of the run's test cases (or slices), if known."""
-    from wardround.tables import Table
-
     if done.done:
         rows = [row for name, facts in done.done.items() for row in make_rows(name, facts)]
         note = (

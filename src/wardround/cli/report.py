@@ -18,6 +18,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from wardround.cli.common import Debug, Json, app, configure_logging, err, out, show_wait
+from wardround.errors import WardroundError
+from wardround.tables import one_line
 from wardround.text import describe_round
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -121,8 +123,6 @@ def load_comparison(source: Any) -> Any:
 
 def draw_source(source: Any) -> RenderableType:
     """How far it is, with a small curve for every client (or row)."""
-    from wardround.errors import WardroundError
-
     try:
         return draw_cells(source) if source.kind == "comparison" else draw_run(source)
     except (WardroundError, OSError) as error:  # a file that is being written
@@ -146,7 +146,6 @@ def draw_cells(source: Any) -> RichTable:
 def draw_run(source: Any) -> RenderableType:
     from wardround.comparison.runs import read_run
     from wardround.reporting.charts import format_number
-    from wardround.tables import one_line
 
     run = read_run(source.folder)
     metric = next(iter(run.records.validation_metrics()), "dice")

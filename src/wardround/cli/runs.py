@@ -13,8 +13,11 @@ from rich.markup import escape
 
 from wardround.cli.common import (
     Debug,
+    FromRound,
     Json,
+    Overwrite,
     Quiet,
+    Resume,
     Set,
     Without,
     app,
@@ -41,12 +44,10 @@ def train(
     ],
     budget: BudgetOption = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
-    from_round: Annotated[
-        int | None, typer.Option("--from-round", help="With --resume: continue after this earlier round.")
-    ] = None,
+    resume: Resume = False,
+    from_round: FromRound = None,
     without: Without = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run.")] = False,
+    overwrite: Overwrite = False,
     open_: Annotated[bool, typer.Option("--open", help="Live view of the run in the browser.")] = False,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html at the end.")] = True,
     json_: Json = False,

@@ -39,7 +39,7 @@ def measure_costs(rows: Mapping[str, Sequence[Run]], sheet: Sheet) -> list[RowCo
         RowCost(
             label,
             scores[label],
-            seconds=over_runs(runs, list_seconds),
+            seconds=over_runs(runs, lambda records: [number(record.get("seconds")) for record in records]),
             work=over_runs(runs, lambda records: sum_clients(records, "seconds")),
             sent=over_runs(runs, lambda records: sum_clients(records, "bytes_up", MEGABYTE)),
             received=over_runs(runs, lambda records: sum_clients(records, "bytes_down", MEGABYTE)),
@@ -53,10 +53,6 @@ def over_runs(runs: Sequence[Run], values_of: Callable[[Records], Sequence[float
     """The median round of every run, then mean and SD over runs."""
     found = [values_of(run.records) for run in runs]
     return to_spread([statistics.median(values) for values in found if values])
-
-
-def list_seconds(records: Records) -> list[float]:
-    return [number(record.get("seconds")) for record in records]
 
 
 def sum_clients(records: Records, key: str, unit: float = 1.0) -> list[float]:

@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from wardround.api import Result
-from wardround.batch import read_status
 from wardround.comparison.costs import cost_table, measure_costs
 from wardround.comparison.grid import Grid, cell_title
 from wardround.comparison.headline import describe_headline
@@ -64,6 +63,7 @@ from wardround.comparison.tables import (
 from wardround.data.settings import DataSettings
 from wardround.engine.judging.evaluation import Evaluation
 from wardround.engine.judging.result_tables import read_units
+from wardround.engine.outcome import read_status
 from wardround.engine.run_folder import TESTED
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import write_json, write_text

@@ -17,8 +17,8 @@ from wardround.data.checking.check import check
 from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import describe_error, read_and_remember
 from wardround.data.fingerprint.case import CaseStatistics, measure_case
-from wardround.data.fingerprint.measure import Fingerprint, map_cases, summarise
-from wardround.data.listing import Entry, Watch
+from wardround.data.fingerprint.measure import Fingerprint, summarise
+from wardround.data.listing import Entry, Watch, map_cases
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.errors import DataError

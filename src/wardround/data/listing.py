@@ -6,14 +6,17 @@ are the same for all layouts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 SPLITS = ("train", "val", "test")
 FOLD = "splits_final"  # the column that says in which fold of nnU-Net a case is not trained on
 Watch = Callable[[int, int, str], None]  # called with cases done, cases in all, which one
 Places = tuple[int, ...]  # of each channel of the federation in an image, -1 where absent; (): as they are
+T = TypeVar("T")
 Labels = Mapping[str, tuple[int, ...]]  # class name -> the values in the files that mean it
 
 
@@ -109,3 +112,17 @@ class Listing:
 
     def of(self, client: str) -> list[Entry]:
         return [entry for entry in self.entries if entry.client == client]
+
+
+def map_cases(
+    function: Callable[[Entry], T], entries: Sequence[Entry], jobs: int, watch: Watch | None = None
+) -> Iterator[T]:
+    """The function of every case, in order, in `jobs` threads: unpacking and NumPy let others run."""
+    pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="cases")
+    try:
+        for number, (entry, found) in enumerate(zip(entries, pool.map(function, entries), strict=True), 1):
+            if watch is not None:
+                watch(number, len(entries), entry.where)
+            yield found
+    finally:
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, too

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
@@ -16,7 +14,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from wardround.deploy.kits.kit import Kit
 from wardround.errors import ConfigError
-from wardround.machine import others_may
+from wardround.machine import is_loopback, others_may
 from wardround.yaml_file import read_yaml
 
 NONE = "none"
@@ -90,9 +88,3 @@ def connect(kit: Kit, timeout: float) -> socket.socket:
         tunnel.close()
         raise OSError(f"it is not an HTTP proxy: {type(error).__name__}") from None
     return tunnel.sock
-
-
-def is_loopback(host: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    return False

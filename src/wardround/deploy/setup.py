@@ -13,11 +13,11 @@ from wardround.data import federation_file
 from wardround.data.proposing.proposal import describe, propose
 from wardround.deploy.kits.kit import Kit
 from wardround.deploy.kits.project import Project
-from wardround.deploy.preflight import CheckFailed, PreflightContext
+from wardround.deploy.preflight import PreflightContext
 from wardround.deploy.preflight.sequence import check_data, check_device
 from wardround.deploy.site_file import load_site
 from wardround.errors import ConfigError
-from wardround.files import write_parts, write_text
+from wardround.files import write_private, write_text
 
 
 def write_project(path: Path, project: str, host: str, port: int, hospitals: Sequence[str]) -> Project:
@@ -67,11 +67,11 @@ def change_site(kit: Kit, values: Mapping[str, Any]) -> None:
         before, found, after = split_at(text, key)
         text = f"{before}{line}{after}" if found else f"{text}\n{line}\n"
     old = kit.site_file.read_bytes()
-    write_parts(kit.site_file, [text.encode()], private=True)
+    write_private(kit.site_file, text.encode())
     try:
         load_site(kit.site_file)
     except ConfigError:
-        write_parts(kit.site_file, [old], private=True)
+        write_private(kit.site_file, old)
         raise
 
 
@@ -84,8 +84,5 @@ def split_at(text: str, key: str) -> tuple[str, str, str]:
 def check_here(kit: Kit) -> list[str]:
     """What can be checked before there is a connection: the device, and the hospital's cases."""
     context = PreflightContext(kit)
-    try:
-        found = [check_device(context), check_data(context)]
-    except CheckFailed as wrong:
-        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
+    found = [check_device(context), check_data(context)]
     return [one if isinstance(one, str) else f"{one.found}. {one.todo}" for one in found]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Protocol
 
 from wardround.config import Config
 from wardround.data.federation_file import ClientPartition
 from wardround.engine.judging.evaluation import Evaluation
+from wardround.files import parse_json
 from wardround.messages import ServerState
 from wardround.metrics import MM
 
@@ -109,3 +111,11 @@ class SeveralListeners:
     def on_record(self, record: Mapping[str, Any]) -> None:
         for listener in self.listeners:
             listener.on_record(record)
+
+
+def read_status(folder: Path) -> str | None:
+    """The status in result.json: done, stopped, or None where there is no result."""
+    try:
+        return str(parse_json((folder / "result.json").read_text(encoding="utf-8"))["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

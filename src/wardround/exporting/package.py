@@ -26,12 +26,13 @@ from wardround.config import ComputeSettings, Config
 from wardround.config_file import resolve
 from wardround.data.preparing.record import Preparation
 from wardround.data.serving.mirroring import describe_mirror_axes
+from wardround.engine.outcome import read_status
 from wardround.errors import CheckpointError, ConfigError
 from wardround.files import jsonable, parse_json, write_json
 from wardround.methods import METHODS, build_method, build_named, build_objective
 from wardround.models.base import Segmenter
 from wardround.params import Params
-from wardround.prediction.trained import TrainedModel, read_status
+from wardround.prediction.trained import TrainedModel
 from wardround.storage import save_tensors
 from wardround.text import format_size
 from wardround.training.device import autocast_dtype, choose_device

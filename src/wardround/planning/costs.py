@@ -27,7 +27,7 @@ from wardround.params import Params
 from wardround.planning.dry_run import DryRun
 from wardround.text import format_size
 from wardround.training.device import Compute
-from wardround.training.inference import OVERLAP
+from wardround.training.inference import count_windows
 
 PROCESS_BYTES = 300 * 2**20  # Python and torch; on a GPU, about what CUDA takes
 HALF = 0.6  # what autocast leaves of the activations: norms and losses stay in float32
@@ -216,18 +216,6 @@ def estimate_time(
     tests = most["test"] * (1 + len(config.evaluate.test_after))
     total = start + config.rounds * round_ + validations * most["val"] + tests
     return Time(dry_run.step, round_, most["val"], most["test"], start, total, most["steps"])
-
-
-def count_windows(whole: Sequence[int] | None, window: Sequence[int] | None) -> int:
-    """Sliding windows of a scan.
-
-    >>> count_windows((40, 56, 40), (40, 56, 40)), count_windows((80, 56, 40), (40, 56, 40))
-    (1, 3)
-    """
-    if whole is None or window is None:
-        return 1
-    pairs = [(side, min(side, part)) for side, part in zip(whole, window, strict=True)]
-    return math.prod(math.ceil((side - part) / max(1, int(part * (1 - OVERLAP)))) + 1 for side, part in pairs)
 
 
 def estimate_test(config: Config, dry_run: DryRun, client: ClientPlan, windows: int) -> float:

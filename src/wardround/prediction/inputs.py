@@ -21,11 +21,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from wardround.data.dicomweb import STUDY, download, open_archive
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.web import STUDY, download, open_archive
 from wardround.data.listing import Places
 from wardround.data.readers import metaimage, nrrd
-from wardround.data.readers.common import join_names, stem_of
-from wardround.data.readers.dicom import holds_dicom, import_dicom, is_dicom
+from wardround.data.readers.common import holds_dicom, is_dicom, join_names, stem_of
 from wardround.data.readers.image_files import ENDINGS, NIFTI, NUMPY, WITH_GEOMETRY, has_known_ending
 from wardround.errors import DataError
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wardround.data.dicom_writing import MadeBy
-from wardround.data.dicomweb import Archive, check_reachable, open_archive, store
+from wardround.data.dicom.web import Archive, check_reachable, open_archive, store
+from wardround.data.dicom.writing import MadeBy
 from wardround.data.slices.cutting import Along
 from wardround.errors import ConfigError, DataError, WardroundError
 from wardround.files import jsonable, write_json
@@ -101,7 +101,7 @@ def predict_into(
     """Predict every input into a folder. Inputs that fail are in the report; no file is left incomplete.
 
     to: the format of all masks and maps; None: each scan's own; store_in: the address of an archive that gets
-    them too; login: of archives, as `dicomweb.open_archive` has it.
+    them too; login: of archives, as `data.dicom.web.open_archive` has it.
     """
     check_writable(folder)
     archive = None if store_in is None else open_store(store_in, login, to)

@@ -24,6 +24,7 @@ from wardround.engine.checkpoint import Checkpoints
 from wardround.engine.judging.postprocessing import POSTPROCESS
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import network_for
+from wardround.engine.outcome import read_status
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.files import file_name, parse_json
 from wardround.losses.objective import Objective
@@ -189,13 +190,6 @@ def read_params(folder: Path, config: Config) -> tuple[Params, int, list[str]]:
             f"the run in {folder} {said}; this is its model after round {done} of {config.rounds}."
         )
     return Params({name: params[name] for name in params}), done, warnings
-
-
-def read_status(folder: Path) -> str | None:
-    try:
-        return str(parse_json((folder / "result.json").read_text(encoding="utf-8"))["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def read_calibration(folder: Path) -> dict[str, Any] | None:

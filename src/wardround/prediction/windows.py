@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from wardround.errors import DataError
 from wardround.text import format_size
 from wardround.training.device import is_out_of_memory
-from wardround.training.inference import AT_ONCE, OVERLAP, slide
+from wardround.training.inference import AT_ONCE, count_windows, slide
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Forward:
             if watch is not None:
                 watch(1, 1)
             return found
-        total = num_windows(spatial, window)
+        total = count_windows(spatial, window)
         done = 0
 
         def infer(parts: Tensor) -> Tensor:
@@ -136,12 +136,3 @@ class Forward:
         raise DataError(
             f"a scan of {format_size(spatial)} voxels does not fit into memory, even in small windows."
         )
-
-
-def num_windows(spatial: Sequence[int], window: Sequence[int]) -> int:
-    """How many windows MONAI places on a scan."""
-    count = 1
-    for side, length in zip(spatial, window, strict=True):
-        step = length if length == side else max(1, int(length * (1 - OVERLAP)))
-        count *= 1 if length >= side else math.ceil((side - length) / step) + 1
-    return count

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from wardround.data.dicom_writing import MadeBy, encode_rtstruct, encode_seg, encode_shares, read_source
+from wardround.data.dicom.writing import MadeBy, encode_rtstruct, encode_seg, encode_shares, read_source
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.grids import read_nifti_header
 from wardround.data.readers.image_files import NIFTI

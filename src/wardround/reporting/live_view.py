@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from wardround.batch import read_status
 from wardround.comparison import Comparison
+from wardround.engine.outcome import read_status
 from wardround.errors import WardroundError
 from wardround.reporting.page import ReportSource, build_page, open_source
 

@@ -7,6 +7,7 @@ Mirror images are averaged window by window, which needs no further copy of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -76,6 +77,18 @@ def fit_window(image: Tensor, window: Sequence[int]) -> tuple[int, ...]:
             f"({format_size(sides)}); give {len(sides)} numbers."
         )
     return tuple(min(pair) for pair in zip(window, sides, strict=True))
+
+
+def count_windows(whole: Sequence[int] | None, window: Sequence[int] | None) -> int:
+    """How many windows MONAI places on a scan.
+
+    >>> count_windows((40, 56, 40), (40, 56, 40)), count_windows((80, 56, 40), (40, 56, 40))
+    (1, 3)
+    """
+    if whole is None or window is None:
+        return 1
+    pairs = [(side, min(side, part)) for side, part in zip(whole, window, strict=True)]
+    return math.prod(math.ceil((side - part) / max(1, int(part * (1 - OVERLAP)))) + 1 for side, part in pairs)
 
 
 def cut_window(case: Batch, window: Sequence[int], draw: torch.Generator) -> Batch:

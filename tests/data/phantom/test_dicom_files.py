@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from wardround.data.dicom.importing import import_dicom
 from wardround.data.phantom.cases import PhantomSettings
 from wardround.data.phantom.files import write
 from wardround.data.readers import nrrd
-from wardround.data.readers.dicom import import_dicom
 from wardround.data.readers.image_files import read_image, read_label
 from wardround.errors import DataError
 

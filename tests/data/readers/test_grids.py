@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import call
 
-from data.test_dicom_writing import draw_volume
+from data.dicom.test_writing import draw_volume
 from wardround.data.listing import Entry
 from wardround.data.readers import metaimage, nrrd
 from wardround.data.readers.image_files import read_image

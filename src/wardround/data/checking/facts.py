@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.listing import Entry, Watch
+from wardround.data.listing import Entry, Watch, map_cases
 from wardround.data.readers.image_files import Volume, read_image
 from wardround.data.readers.label_files import read_case_label
 from wardround.errors import DataError
@@ -72,26 +71,10 @@ class CaseFacts:
 
 def gather_facts(entries: Sequence[Entry], *, jobs: int = 1, watch: Watch | None = None) -> list[CaseFacts]:
     """The facts of every case, in order; `jobs` threads, since unpacking and NumPy let others run."""
-    found: list[CaseFacts] = []
     # Set once for all threads: readers quieten warnings for themselves, which threads cannot each undo.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for entry, facts in zip(entries, read_each(entries, jobs), strict=True):
-            found.append(facts)
-            if watch is not None:
-                watch(len(found), len(entries), entry.where)
-    return found
-
-
-def read_each(entries: Sequence[Entry], jobs: int) -> Iterator[CaseFacts]:
-    if jobs <= 1:
-        yield from map(read_facts, entries)
-        return
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="check")
-    try:
-        yield from pool.map(read_facts, entries)
-    finally:
-        pool.shutdown(cancel_futures=True)
+        return list(map_cases(read_facts, entries, jobs, watch))
 
 
 # One case

@@ -13,7 +13,6 @@ names them.
 from __future__ import annotations
 
 import csv
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from PIL import Image
 from wardround.data.datasets.preset import DatasetPart, DatasetPreset, FoundCase, find_cases, load_preset
 from wardround.data.readers.image_files import read_label
 from wardround.errors import ConfigError, DataError
-from wardround.files import file_name
+from wardround.files import file_name, new_folder
 
 LIST = "list.csv"
 HEADS = ("image", "label", "case", "patient", "centre")
@@ -50,14 +49,8 @@ def write_labels(name: str, root: Path, out: Path) -> WrittenLabels:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} already exists and is not an empty folder; name a new one.")
     cases, notes = find_cases(preset, root)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as workplace:
-        unfinished = Path(workplace) / out.name
-        unfinished.mkdir()
+    with new_folder(out) as unfinished:
         rows = write_all(preset, cases, unfinished, notes)
-        if out.exists():
-            out.rmdir()
-        unfinished.rename(out)
     return WrittenLabels(out / LIST, len(rows), tuple(notes))
 
 

@@ -15,9 +15,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -38,14 +37,13 @@ from wardround.data.fingerprint.histogram import (
     round_all,
 )
 from wardround.data.fingerprint.positions import MOST_PAIRS, PairPosition, summarise_positions
-from wardround.data.listing import Entry, Labels, Watch
+from wardround.data.listing import Entry, Labels, map_cases
 from wardround.data.readers.image_files import Volume
 from wardround.errors import DataError
 from wardround.text import format_bytes
 
 MOST_BYTES = 4 << 20  # of a fingerprint
 MOST_CHANNELS, MOST_CLASSES = 64, 256
-T = TypeVar("T")
 Read = Callable[[Entry], tuple[Volume, Volume | None]]
 FewOrMany = (
     Annotated[int, Field(ge=1, le=10**9)]
@@ -208,20 +206,6 @@ def measure_clients(
         measure_client(list(own), read, minimum=minimum, labels=labels, jobs=jobs)
         for _, own in itertools.groupby(ordered, key=lambda entry: entry.client)
     ]
-
-
-def map_cases(
-    function: Callable[[Entry], T], entries: Sequence[Entry], jobs: int, watch: Watch | None = None
-) -> Iterator[T]:
-    """The function of every case, in order, in `jobs` threads: unpacking and NumPy let others run."""
-    pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="fingerprint")
-    try:
-        for number, (entry, found) in enumerate(zip(entries, pool.map(function, entries), strict=True), 1):
-            if watch is not None:
-                watch(number, len(entries), entry.where)
-            yield found
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, too
 
 
 def withhold(entries: Sequence[Entry], minimum: int) -> Fingerprint:

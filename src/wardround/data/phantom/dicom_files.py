@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.dicom_writing import (
+from wardround.data.dicom.importing import import_pydicom
+from wardround.data.dicom.writing import (
     MadeBy,
     encode_rtstruct,
     encode_seg,
@@ -25,7 +26,6 @@ from wardround.data.dicom_writing import (
     write_series,
 )
 from wardround.data.phantom.cases import PhantomScan
-from wardround.data.readers.dicom import import_pydicom
 
 CLASSES = {1: "lesion", 2: "necrosis"}  # of three classes the second is the lesion's core
 DATES = {"DA": "20000101", "TM": "120000", "DT": "20000101120000"}

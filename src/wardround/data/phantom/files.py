@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -30,6 +29,7 @@ from wardround.data.phantom import dicom_files
 from wardround.data.phantom.cases import PhantomScan, PhantomSettings
 from wardround.data.phantom.scans import SLICE_THICKNESS
 from wardround.errors import DataError
+from wardround.files import new_folder
 
 FileFormat = Literal["nifti", "png", "dicom"]
 WriteScan = Callable[[PhantomScan, Path, int], None]  # scan, folder of its hospital, number of the hospital
@@ -40,16 +40,9 @@ def write(settings: PhantomSettings, folder: Path, file_format: FileFormat, seed
     write_scan = _choose_writer(settings, file_format)
     folder = Path(folder).absolute().resolve()
     _check_free(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
-        # The temporary folder is private to this user; a folder inside it has the default permissions.
-        unfinished = Path(temporary) / folder.name
-        unfinished.mkdir()
+    with new_folder(folder) as unfinished:
         _write_hospitals(settings, unfinished, write_scan, seed)
         _check_free(folder)
-        if folder.exists():
-            folder.rmdir()
-        unfinished.rename(folder)
 
 
 def _choose_writer(settings: PhantomSettings, file_format: str) -> WriteScan:
@@ -96,19 +89,14 @@ def _write_hospitals(settings: PhantomSettings, folder: Path, write_scan: WriteS
             scan = phantom.make_scan(settings, style, number, seed)
             write_scan(scan, folder / name, index)
             if name in settings.unlabelled:
-                _remove_label(scan, folder / name)
+                for label in (folder / name).glob(f"labels/{scan.name}.*"):
+                    label.unlink()
             split = phantom.choose_split(settings, name, number)
             rows.append((name, scan.name, "train" if name in settings.unlabelled else split))
     with (folder / "index.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("centre", "stem", "split"))
         table.writerows(rows)
-
-
-def _remove_label(scan: PhantomScan, home: Path) -> None:
-    """The label is all that a hospital without labels does not have."""
-    for label in home.glob(f"labels/{scan.name}.*"):
-        label.unlink()
 
 
 def _write_nifti(scan: PhantomScan, home: Path, hospital: int) -> None:

@@ -2,7 +2,7 @@
 
     detect(path)                 which layout a folder has, and why
     READERS[name].read(path)     its cases, as a Listing
-    image_files, dicom           one scan or label; DICOM series to NIfTI and PNG
+    image_files                  one scan or label
 
 A new layout is a module with `recognise` and `read`, and a line in READERS.
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from wardround.data.listing import Listing
 from wardround.data.readers import beside, bids, centres, msd, nnunet, table
-from wardround.data.readers.common import join_names, list_entries, list_folders
-from wardround.data.readers.dicom import holds_dicom
+from wardround.data.readers.common import holds_dicom, join_names, list_entries, list_folders
 from wardround.errors import DataError
 from wardround.plugins import Registry
 

@@ -15,6 +15,8 @@ from wardround.data.readers.image_files import ENDINGS
 from wardround.errors import DataError
 
 DELIMITERS = (",", ";", "\t")
+DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
+MOST_LOOKED_AT = 20
 
 # Synonyms of the columns of a list; the first that a list has counts.
 CLIENT = ("centre", "center", "client", "site", "hospital", "institution")
@@ -136,6 +138,28 @@ def is_file(path: Path) -> bool:
     """Whether a file can be opened there; False for links in a circle and folders one may not enter."""
     try:
         return path.is_file()
+    except OSError:
+        return False
+
+
+def holds_dicom(path: Path) -> bool:
+    """Whether a file here, or in the first folders down to a series, carries DICOM's mark."""
+    level = [path]
+    for _ in range(DEEPEST + 1):
+        files = [f / entry.name for f in level for entry in list_entries(f, [])[:MOST_LOOKED_AT]]
+        if any(is_dicom(file) for file in files):
+            return True
+        level = [child for folder in level for child in list_folders(folder, [])[:5]][:MOST_LOOKED_AT]
+    return False
+
+
+def is_dicom(file: Path) -> bool:
+    """DICM after 128 bytes, as the standard says."""
+    try:
+        if not file.is_file():
+            return False
+        with file.open("rb") as opened:
+            return opened.read(132)[128:] == b"DICM"
     except OSError:
         return False
 

@@ -8,13 +8,9 @@ no patient is in two splits. `Slices` is one volume as slices along an axis, and
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import glob
 import gzip
 import io
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,8 +31,7 @@ from wardround.data.readers.image_files import Volume, read_image, same_affine
 from wardround.data.readers.label_files import read_case_label
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
-from wardround.files import file_name, write_bytes, write_text, writing
-from wardround.machine import is_gone
+from wardround.files import file_name, new_folder, write_bytes, write_text, writing
 
 Array = NDArray[Any]
 Along = Literal["R", "A", "S"]
@@ -103,7 +98,7 @@ def cut(
     entries, leaks = assign_splits(listing, file, source.parent)
     leaking = {(found.client, found.case): found.sentence for found in leaks}
     done = CutResult(target / FILE)
-    with writing(target), make_partial_folder(target) as partial:
+    with writing(target), new_folder(target) as partial:
         rows = list(cut_all(entries, leaking, partial, recipe, done, watch))
         if not rows:
             why = f" {done.left_out[0]}" if done.left_out else " None has labelled voxels; add --keep all."
@@ -111,9 +106,6 @@ def cut(
         write_text(partial / LIST, as_csv(rows))
         made = make_federation_file(file, listing, recipe, prepare, {row["centre"] for row in rows})
         federation_file.write(made, partial / FILE, notes=[*describe_cut(source, recipe), *done.notes])
-        if target.exists():
-            target.rmdir()  # it is empty
-        partial.rename(target)
     return done
 
 
@@ -127,23 +119,6 @@ def check_free(target: Path) -> None:
             raise ConfigError(f"{target} is not an empty folder; choose a new one.")
         if there and target.is_mount():
             raise ConfigError(f"{target} is a mount point; choose a new folder in it.")
-
-
-@contextlib.contextmanager
-def make_partial_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder beside the target; those of processes that were killed are removed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for left in target.parent.glob(f".{glob.escape(target.name)}.*.partial"):
-        number = left.name.split(".")[-2]
-        if number.isdecimal() and is_gone(int(number)):
-            shutil.rmtree(left, ignore_errors=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        yield partial
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def cut_all(

@@ -22,7 +22,7 @@ from wardround.deploy.kits.kit import SIGNED, Kit, Role
 from wardround.deploy.kits.private_key import as_value_errors, encode_key, load_key, make_key
 from wardround.deploy.kits.project import Project
 from wardround.errors import ConfigError
-from wardround.files import write_json, write_parts
+from wardround.files import write_json, write_private
 from wardround.text import suggest
 
 MANIFEST_SCHEMA = "wardround-manifest-2"
@@ -260,11 +260,6 @@ def read_issued(folder: Path) -> tuple[x509.Certificate, list[str]]:
     known = json.loads((folder / ".authority" / "project.json").read_text(encoding="utf-8"))
     certificate = x509.load_pem_x509_certificate((folder / ".authority" / "ca.pem").read_bytes())
     return certificate, list(known["issued"])
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """A file for its owner alone, never readable by others even for a moment."""
-    write_parts(path, [content], private=True)
 
 
 def write_manifest(kit: Kit, authority: Authority) -> None:

@@ -34,7 +34,6 @@ from wardround.deploy.kits.authority import (
     format_fingerprint,
     load_authority,
     make_manifest,
-    write_private,
 )
 from wardround.deploy.kits.kit import ORGANISER, Kit, check_private, make_private, read_kit
 from wardround.deploy.kits.private_key import as_value_errors, encode_key, load_key, make_key
@@ -43,7 +42,7 @@ from wardround.deploy.kits.readme import render_readme
 from wardround.deploy.kits.revocation import LIST
 from wardround.deploy.strict_json import parse_json
 from wardround.errors import ConfigError
-from wardround.files import write_bytes, write_json, write_text
+from wardround.files import write_bytes, write_json, write_private, write_text
 
 INVITATION, REQUEST, CERTIFICATE = "wardround-invitation-1", "wardround-request-1", "wardround-certificate-1"
 INVITED = ("README.txt", "keys/authority.crt", "kit.json")  # files of a kit that its invitation holds

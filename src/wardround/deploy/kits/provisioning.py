@@ -21,7 +21,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from wardround.deploy.kits.authority import BACKDATED, Authority, write_manifest, write_private
+from wardround.deploy.kits.authority import BACKDATED, Authority, write_manifest
 from wardround.deploy.kits.enrolment import invite, note_terms
 from wardround.deploy.kits.kit import (
     EVERYWHERE,
@@ -37,7 +37,7 @@ from wardround.deploy.kits.project import Project
 from wardround.deploy.kits.readme import render_readme
 from wardround.deploy.site_file import render_template
 from wardround.errors import ConfigError
-from wardround.files import write_bytes, write_json, write_text
+from wardround.files import write_bytes, write_json, write_private, write_text
 from wardround.version import __version__
 
 

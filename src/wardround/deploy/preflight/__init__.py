@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from wardround.deploy.kits.kit import Kit
+from wardround.errors import ConfigError
 
 State = Literal["ok", "warning", "wrong", "not reached"]
 TIMEOUT = 5.0  # seconds for a connection, and for the handshake after it
@@ -31,11 +32,11 @@ class Check:
     todo: str = ""
 
 
-class CheckFailed(Exception):
+class CheckFailed(ConfigError):
     """A check that ends the preflight."""
 
     def __init__(self, found: str, todo: str = "") -> None:
-        super().__init__(found)
+        super().__init__(f"{found} {todo}")
         self.found, self.todo = found, todo
 
 

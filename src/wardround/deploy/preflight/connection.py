@@ -268,15 +268,11 @@ def check_own_port(context: PreflightContext) -> str:
 
 def refuse_taken_port(kit: Kit) -> None:
     """The server's port must be free: beside another program it would start and never be reached."""
-    try:
-        if is_free(kit):
-            return
-    except CheckFailed as wrong:
-        raise ConfigError(f"{wrong.found} {wrong.todo}") from None
-    raise ConfigError(
-        f"port {kit.port} is taken by another program here. Find it with: ss -ltnp | grep :{kit.port}; end "
-        "it, then start the server again."
-    )
+    if not is_free(kit):
+        raise ConfigError(
+            f"port {kit.port} is taken by another program here. Find it with: ss -ltnp | grep :{kit.port}; "
+            "end it, then start the server again."
+        )
 
 
 def is_free(kit: Kit) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from wardround.data.dicom_writing import (
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.writing import (
     MadeBy,
     SourceSeries,
     encode_rtstruct,
@@ -19,7 +20,6 @@ from wardround.data.dicom_writing import (
     write_series,
 )
 from wardround.data.readers import nrrd
-from wardround.data.readers.dicom import import_dicom
 from wardround.data.readers.image_files import read_image, read_label
 
 pydicom = pytest.importorskip("pydicom")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from helpers import call
 
-from data.test_dicom_writing import CLASSES, MADE_BY, make_study, read_back
-from wardround.data.dicom_writing import SourceSeries, encode_rtstruct, encode_seg, encode_shares
+from data.dicom.test_writing import CLASSES, MADE_BY, make_study, read_back
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.patient_map import KEY, MAP
+from wardround.data.dicom.writing import SourceSeries, encode_rtstruct, encode_seg, encode_shares
 from wardround.data.proposing.proposal import propose
 from wardround.data.readers import nrrd
-from wardround.data.readers.dicom import import_dicom
 from wardround.data.readers.image_files import read_label
-from wardround.data.readers.patient_map import KEY, MAP
 
 pydicom = pytest.importorskip("pydicom")
 highdicom = pytest.importorskip("highdicom", reason="needs wardround[dicom]")

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wardround.data.readers.class_names import name_class
+from wardround.data.dicom.class_names import name_class
+from wardround.data.dicom.contours import fill
+from wardround.data.dicom.volume import TO_NIFTI, Stack, find_in_groups, list_frames, read_pixels
 from wardround.data.readers.common import join_names
-from wardround.data.readers.contours import fill
-from wardround.data.readers.dicom_volume import TO_NIFTI, Stack, find_in_groups, list_frames, read_pixels
 from wardround.errors import DataError
 
 Mask = NDArray[np.bool_]

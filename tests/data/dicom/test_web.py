@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 from helpers import call
 
-from data.readers.test_dicom_labels import plant
-from data.test_dicom_writing import CLASSES, MADE_BY, make_study, read_back
+from data.dicom.test_masks import plant
+from data.dicom.test_writing import CLASSES, MADE_BY, make_study, read_back
 from orthanc import PASSWORD, USER, needs_orthanc, run_orthanc
 from prediction.threshold import predictor
-from wardround.data.dicom_writing import encode_rtstruct, encode_seg
-from wardround.data.dicomweb import (
+from wardround.data.dicom.patient_map import KEY, MAP, read_origins
+from wardround.data.dicom.web import (
     LOGIN,
     Archive,
     download,
@@ -30,7 +30,7 @@ from wardround.data.dicomweb import (
     open_archive,
     store,
 )
-from wardround.data.readers.patient_map import KEY, MAP, read_origins
+from wardround.data.dicom.writing import encode_rtstruct, encode_seg
 from wardround.errors import ConfigError, DataError
 from wardround.prediction.session import predict_into
 

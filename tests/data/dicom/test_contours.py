@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from wardround.data.readers.contours import fill, trace
+from wardround.data.dicom.contours import fill, trace
 
 
 def square(low: float, high: float) -> np.ndarray:

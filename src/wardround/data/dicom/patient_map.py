@@ -52,6 +52,6 @@ def write_origins(folder: Path, origins: Mapping[str, Origin]) -> None:
     table = csv.DictWriter(text, HEADS, lineterminator="\n")
     table.writeheader()
     table.writerows(asdict(origins[stem]) for stem in sorted(origins))
-    write_private(folder / MAP, text.getvalue())
+    write_private(folder / MAP, text.getvalue().encode())
     if not (folder / ".gitignore").exists():
         write_text(folder / ".gitignore", f"{KEY}\n{MAP}\n")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wardround.data.readers.class_names import as_term, find_code, name_class
+from wardround.data.dicom.class_names import as_term, find_code, name_class
 
 pytest.importorskip("pydicom")
 

@@ -5,7 +5,7 @@
     encode_rtstruct(source, mask, classes, made_by)      contours, holes joined to their outline
 
 A mask has the patient and study of its source, as a PACS needs it. Volumes are (column, row, slice) as
-`readers.dicom_volume` reads them.
+`volume` reads them.
 
 Needs pydicom and highdicom: pip install wardround[dicom]
 """
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wardround.data.dicom.class_names import find_code
+from wardround.data.dicom.contours import trace
+from wardround.data.dicom.importing import import_pydicom, silence_pydicom
+from wardround.data.dicom.volume import TO_NIFTI, Stack, plan_stack
 from wardround.data.readers import nrrd
-from wardround.data.readers.class_names import find_code
-from wardround.data.readers.contours import trace
-from wardround.data.readers.dicom import import_pydicom, silence_pydicom
-from wardround.data.readers.dicom_volume import TO_NIFTI, Stack, plan_stack
 from wardround.errors import DataError
 from wardround.version import __version__
 

@@ -34,15 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from wardround.data.readers import nrrd
-from wardround.data.readers.common import (
-    list_entries,
-    list_folders,
-    list_images,
-    note_names,
-    read_rows,
-)
-from wardround.data.readers.dicom_labels import (
+from wardround.data.dicom.masks import (
     KINDS,
     Mask,
     find_images,
@@ -50,7 +42,8 @@ from wardround.data.readers.dicom_labels import (
     read_mask,
     read_structures,
 )
-from wardround.data.readers.dicom_volume import (
+from wardround.data.dicom.patient_map import KEY, Origin, read_origins, write_origins
+from wardround.data.dicom.volume import (
     Stack,
     is_multi_frame,
     is_volume,
@@ -58,12 +51,16 @@ from wardround.data.readers.dicom_volume import (
     read_pixels,
     read_stack,
 )
-from wardround.data.readers.patient_map import KEY, Origin, read_origins, write_origins
+from wardround.data.readers import nrrd
+from wardround.data.readers.common import (
+    is_dicom,
+    list_images,
+    note_names,
+    read_rows,
+)
 from wardround.errors import DataError
 from wardround.files import file_name, write_bytes, write_private, write_text
 
-DEEPEST = 5  # folders down, as in country/hospital/patient/study/series; the first few of each level
-MOST_LOOKED_AT = 20
 PACKED = 1  # level of gzip: 6 takes five times as long on a CT, for 2 % smaller files
 HEADS = ("stem", "patient", "modality")
 DESCRIPTION = "series"  # the column of those who keep descriptions
@@ -181,28 +178,6 @@ def name_series(series: Series, head: Any, key: bytes, taken: set[str]) -> tuple
     modality = read_modality(head)
     patient = "patient_" + make_pseudonym(str(head.get("PatientID", "")) or series.uid, key)
     return patient, modality, make_free_name(f"{patient}_{modality}_{make_pseudonym(series.uid, key)}", taken)
-
-
-def holds_dicom(path: Path) -> bool:
-    """Whether a file here, or in the first folders down to a series, carries DICOM's mark."""
-    level = [path]
-    for _ in range(DEEPEST + 1):
-        files = [f / entry.name for f in level for entry in list_entries(f, [])[:MOST_LOOKED_AT]]
-        if any(is_dicom(file) for file in files):
-            return True
-        level = [child for folder in level for child in list_folders(folder, [])[:5]][:MOST_LOOKED_AT]
-    return False
-
-
-def is_dicom(file: Path) -> bool:
-    """DICM after 128 bytes, as the standard says."""
-    try:
-        if not file.is_file():
-            return False
-        with file.open("rb") as opened:
-            return opened.read(132)[128:] == b"DICM"
-    except OSError:
-        return False
 
 
 def import_pydicom() -> Any:
@@ -386,7 +361,7 @@ def write_index(target: Path, rows: dict[str, Row], keep_descriptions: bool) -> 
 def read_secret(path: Path) -> bytes:
     """A random key that stays in the centre's folder, so that later imports call a patient the same."""
     if not path.exists():
-        write_private(path, secrets.token_hex(16) + "\n")
+        write_private(path, f"{secrets.token_hex(16)}\n".encode())
     key = path.read_bytes().strip()
     if not key:  # pseudonyms without a secret could be found by trying out IDs
         raise DataError(f"{path} is empty; restore it, or remove it to give all patients new pseudonyms.")

@@ -23,15 +23,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from wardround.data.readers.dicom import Imported, Watch, import_dicom, import_pydicom, silence_pydicom
-from wardround.data.readers.dicom_labels import KINDS
+from wardround.data.dicom.importing import Imported, Watch, import_dicom, import_pydicom, silence_pydicom
+from wardround.data.dicom.masks import KINDS
 from wardround.errors import ConfigError, DataError, WardroundError
-from wardround.machine import others_may
+from wardround.machine import is_loopback, others_may
 
 LOGIN = "WARDROUND_DICOMWEB_LOGIN"
 SECONDS = (10.0, 300.0)  # to connect, and between two parts of an answer
@@ -91,18 +90,11 @@ def check_address(url: str) -> None:
         raise ConfigError(
             f"The address of {parts.hostname} has a login in it; move that to {LOGIN}, or a file for --login."
         )
-    if parts.scheme == "http" and not is_this_machine(parts.hostname):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ConfigError(
             f"{url} would send scans and login unencrypted. Use https://, or a tunnel such as "
             f"ssh -L 8042:{parts.hostname}:{parts.port or 80} and http://localhost:8042."
         )
-
-
-def is_this_machine(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_login(path: Path | None) -> str:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from pytest import CaptureFixture, MonkeyPatch, approx, fixture, importorskip, mark, raises
 
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.patient_map import KEY, MAP
 from wardround.data.federation_file import Source, write
 from wardround.data.proposing.proposal import describe, propose
 from wardround.data.readers.common import read_rows
-from wardround.data.readers.dicom import import_dicom
-from wardround.data.readers.patient_map import KEY, MAP
 from wardround.data.slices.cutting import cut
 from wardround.data.sources import read_source
 from wardround.errors import DataError

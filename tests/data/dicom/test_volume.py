@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.test_dicom_writing import CLASSES, MADE_BY, draw_volume, make_study, read_back
-from wardround.data.dicom_writing import encode_rtstruct, encode_seg, read_source, write_series
-from wardround.data.readers.dicom import import_dicom
-from wardround.data.readers.dicom_volume import Plane, place_planes
+from data.dicom.test_writing import CLASSES, MADE_BY, draw_volume, make_study, read_back
+from wardround.data.dicom.importing import import_dicom
+from wardround.data.dicom.volume import Plane, place_planes
+from wardround.data.dicom.writing import encode_rtstruct, encode_seg, read_source, write_series
 from wardround.data.readers.image_files import read_image
 from wardround.errors import DataError
 
