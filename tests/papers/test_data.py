@@ -95,6 +95,7 @@ def test_clients_are_matched_by_name_and_the_paper_s_split_is_applied(tmp_path: 
     assert "Clients: cvc_colondb as colondb." in made["polyp"].notes
     assert any("Kvasir 12 instead of 1000" in note for note in made["polyp"].notes)
     assert "2 clients instead of 4." in made["polyp"].notes
+    assert "Left out, as none of the paper's clients: elsewhere." in made["polyp"].notes
 
 
 def test_the_notes_say_that_splits_are_not_those_of_the_authors(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
     made, _ = prepare_data(load("fedevi-table1"), ["polyp"], [str(folder)], out, SMALL)
     assert "Data: mine, in place of the paper's." in made["polyp"].notes
     assert {len(read(made["polyp"]).listing.of(name)) for name in ("north", "south")} == {6}  # of 12
-    with pytest.raises(DataError, match=r"polyp.*prostate"):
+    with pytest.raises(DataError, match=r"polyp.*prostate.*--set datasets='polyp'"):
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
 
 

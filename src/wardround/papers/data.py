@@ -112,6 +112,8 @@ def prepare_data(
         except DataError as error:
             missing.append(f"Not run: {name} ({str(error).rstrip('.')}).")
     if not made:
+        if not stand_in:
+            missing.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
         raise DataError(" ".join(missing))
     return made, missing
 
@@ -200,8 +202,10 @@ def read_own(place: Path) -> FoundData:
     size, spacing = file.prepare.size, file.prepare.spacing
     dimensions = len(size or spacing or (0, 0))
     channels = file.channels or tuple(listing.channels)
-    note = f"Data: {place.resolve().name}, in place of the paper's."
-    return FoundData(entries, labels, regions, channels, dimensions, (note,), size)
+    notes = [f"Data: {place.resolve().name}, in place of the paper's."]
+    if file.held_out:
+        notes.append(f"Left out, as held out: {', '.join(sorted(file.held_out))}.")
+    return FoundData(entries, labels, regions, channels, dimensions, tuple(notes), size)
 
 
 def join_sets(federation: PaperFederation, found: Mapping[str, FoundData]) -> FoundData:
@@ -275,6 +279,8 @@ def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[s
     notes = list(own.notes)
     entries = list(own.entries)
     if clients:
+        others = sorted({entry.client for entry in entries} - set(clients))
+        notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
         entries = [replace(e, client=clients[e.client]) for e in entries if e.client in clients]
         read = [f"{old} as {new}" for old, new in clients.items() if old != new]
         notes += [f"Clients: {', '.join(read)}."] if read else []
