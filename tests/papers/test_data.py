@@ -122,6 +122,21 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
 
 
+def test_an_output_folder_has_one_data_set(tmp_path: Path) -> None:
+    """Its runs name the same files whatever these were made of, so finished ones would stand for other data."""
+    preset, out = load("fedevi-table1"), tmp_path / "out"
+    mine, yours = (write_centres(tmp_path / name, ("kvasir", "etis")) for name in ("mine", "yours"))
+    for _ in range(2):
+        prepare_data(preset, ["polyp"], [str(mine)], out, SMALL)
+    before = (out / "polyp.csv").read_text(encoding="utf-8")
+    for place, scale in ((str(yours), SMALL), ("synthetic", SMALL), (str(mine), WHOLE)):
+        with pytest.raises(ConfigError, match=r"has runs on other data: 'polyp'.*mine.*-o"):
+            prepare_data(preset, ["polyp"], [place], out, scale)
+    assert (out / "polyp.csv").read_text(encoding="utf-8") == before
+    faster = Scale({**SMALL.shares, "rounds": 0.5})
+    prepare_data(preset, ["polyp"], [str(mine)], out, faster)  # the same data
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere does not exist.*synthetic"):
         prepare_data(load("fedevi-table1"), ["polyp"], [str(tmp_path / "nowhere")], tmp_path / "o", WHOLE)
