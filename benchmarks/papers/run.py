@@ -9,17 +9,20 @@ is done can be compared. Rows of two tables with the same settings are one run. 
 scores and records alone. The results file is written after every table's last run, twice a minute, and at the
 end; the same command goes on with what is left, on another machine with `--before papers.tar.gz`.
 
+    python benchmarks/papers/run.py ... --list        # runs that are left, and how long they will take
     python benchmarks/papers/run.py ... --small       # two rows a table, one round: also on the CPU
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
 import json
 import logging
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,12 +35,13 @@ from typing import Any
 import torch
 import yaml
 
-from wardround.batch import in_json, read_status, run_each
+from wardround.batch import find_stage, in_json, read_status, run_each
 from wardround.comparison.grid import Grid, quiet_config_warnings
 from wardround.comparison.outcome import VERSION
 from wardround.comparison.presets import plan_paper
 from wardround.comparison.run import order_cells
 from wardround.config_file import load_config, resolve
+from wardround.errors import WardroundError
 from wardround.files import write_json
 from wardround.papers.presets import load
 from wardround.papers.scaling import Scale
@@ -154,6 +158,47 @@ def merge_tests(one: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
     return {**one, "evaluate": evaluate}
 
 
+# What is left
+
+
+def list_left(pool: Pool, work: Path) -> list[str]:
+    """The runs that are not done. One that was made with other settings is refused before any starts."""
+    with quiet_config_warnings(True):
+        configs = {name: load_config(settings) for name, settings in pool.runs.items()}
+        return [
+            name for name, config in configs.items() if find_stage(work / "cells" / name, config) != "done"
+        ]
+
+
+def describe_left(pool: Pool, left: Sequence[str], options: argparse.Namespace) -> str:
+    """The runs that are left with the seconds they took with other seeds, and how long all of them take."""
+    known: dict[str, list[float]] = {}
+    for name in set(pool.runs) - set(left):
+        result = json.loads((options.work / "cells" / name / "result.json").read_text(encoding="utf-8"))
+        known.setdefault(name.rpartition("-seed")[0], []).append(result["seconds"])
+    others = {name: known.get(name.rpartition("-seed")[0], []) for name in left}
+    seconds = {name: sum(own) / len(own) for name, own in others.items() if own}
+    lines = [f"  {name}: {f'{seconds[name]:.0f} s' if name in seconds else 'not known'}" for name in left]
+    calls = dict.fromkeys(
+        f"{call['device']}, {call['jobs']} side by side" for call in read_calls(options.work)
+    )
+    total, whole = sum(seconds.values()), schedule(list(seconds.values()), options.jobs)
+    lines.append(
+        f"{len(left)} of {len(pool.runs)} runs are left: {total / 60:.0f} minutes of runs, about "
+        f"{whole / 60:.0f} with {options.jobs} side by side. "
+        f"Seconds: of the same rows with other seeds, on {' and '.join(calls) or 'nothing'}."
+    )
+    return "\n".join(lines)
+
+
+def schedule(seconds: Sequence[float], jobs: int) -> float:
+    """When the last run ends if each begins, in this order, as soon as a place is free."""
+    ends = [0.0] * jobs
+    for own in seconds:
+        heapq.heapreplace(ends, ends[0] + own)
+    return max(ends)
+
+
 # Running
 
 
@@ -237,21 +282,23 @@ def pack(pool: Pool, failures: Mapping[str, str], options: argparse.Namespace) -
     options.results.parent.mkdir(parents=True, exist_ok=True)
     partial = options.results.with_name(f"partial-{options.results.name}")
     with tarfile.open(partial, "w:gz", compresslevel=6) as file:
-        for path in list_kept(pool, options.work):
+        for path in list_kept(options.work):
             file.add(path, path.relative_to(options.work))
     partial.replace(options.results)
 
 
-def list_kept(pool: Pool, work: Path) -> list[Path]:
-    done = [work / "cells" / name for name in pool.runs if read_status(work / "cells" / name) == "done"]
+def list_kept(work: Path) -> list[Path]:
+    """Also of tables that are not in this call: with `--tables` the others stay in the file."""
+    done = [folder for folder in sorted(work.glob("cells/*/")) if read_status(folder) == "done"]
     kept = [folder / name for folder in done for name in KEPT if (folder / name).exists()]
-    return [work / "calls.json", *(work / name / "comparison.json" for name in pool.grids), *kept]
+    return [work / "calls.json", *sorted(work.glob("*/comparison.json")), *kept]
 
 
 def unpack(path: Path, work: Path) -> None:
-    """The finished runs of another machine; data are where this machine has them."""
+    """The finished runs of another machine; data are where this machine has them, and what it has stays."""
     with tarfile.open(path) as file:
-        file.extractall(work, filter="data")
+        new = [member for member in file.getmembers() if not (work / member.name).exists()]
+        file.extractall(work, new, filter="data")
     for config in work.glob("cells/*/config.yaml"):
         settings = yaml.safe_load(config.read_text(encoding="utf-8"))
         federation = Path(settings["data"]["federation"])
@@ -261,14 +308,19 @@ def unpack(path: Path, work: Path) -> None:
 
 def note_call(options: argparse.Namespace, seconds: float | None = None) -> None:
     """One entry a call of this script; seconds are missing where it was ended from outside."""
-    path = options.work / "calls.json"
-    calls = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    calls = read_calls(options.work)
     if seconds is None:
         facts = {"device": name_device(), "torch": torch.__version__, "jobs": options.jobs}
         calls.append({**facts, "small": options.small, "seconds": None})
     else:
         calls[-1]["seconds"] = round(seconds)
-    write_json(path, calls)
+    write_json(options.work / "calls.json", calls)
+
+
+def read_calls(work: Path) -> list[dict[str, Any]]:
+    path = work / "calls.json"
+    calls: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return calls
 
 
 def name_device() -> str:
@@ -290,6 +342,7 @@ def parse_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=16, help="runs side by side")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--tables", help="presets, with commas; default all")
+    parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args(words)
     known = {table.preset: table for table in TABLES}
@@ -310,11 +363,21 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.before is not None:
         unpack(options.before, options.work)
+    try:
+        pool = plan_tables(options)
+        left = list_left(pool, options.work)
+    except WardroundError as error:
+        sys.exit(f"error {error} Here: another --work, and no --before.")
+    if options.list:
+        print(describe_left(pool, left, options))
+        return
     note_call(options)
-    pool = plan_tables(options)
     seconds = time.monotonic() - started
     cells = sum(len(grid.cells) for grid in pool.grids.values())
-    print(f"{len(pool.grids)} tables, {cells} cells in {len(pool.runs)} runs; planned in {seconds:.0f} s")
+    print(
+        f"{len(pool.grids)} tables, {cells} cells in {len(pool.runs)} runs, {len(left)} left; "
+        f"planned in {seconds:.0f} s"
+    )
     failures = run_pool(pool, options, started + 60 * options.minutes)
     note_call(options, time.monotonic() - started)
     pack(pool, failures, options)

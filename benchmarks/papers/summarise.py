@@ -13,8 +13,10 @@ import math
 import sys
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ Written by `summarise.py` from `results.tar.gz`, which `run.py` brought back. To
 
 <!-- not run: needs the data sets and hours of a GPU -->
 
-and new.tar.gz takes the place of `results.tar.gz`.
+and new.tar.gz takes the place of `results.tar.gz`. A call ends after `--minutes` (9); called again, the first
+goes on in its folder, `--work`. With `--list` it says which runs are left and how long they will take.
 
 Real data: polyp4 (the four polyp sources of FedEvi, smaller images, fewer cases) and lgg3d (glioma of four
 hospitals, few cases) in place of the brain and pancreas sets. Rounds, image sizes and networks are a small
@@ -49,22 +52,25 @@ here. "Not decided" means that this budget does not tell, not that the paper is 
 LEGEND = """\
 How to read the tables:
 
-- **Measured**: mean ± SD over the splits, each with a seed of its own; one split has no SD. It is the mean
-  over clients, all alike, or over cases where the paper prints that, which the heading then says.
-- **95 % interval**: of the mean over clients, test cases resampled within each client. It does not hold what
-  training again would change, and a client with one test case adds nothing to it. It is left out where
+- **Measured**: mean ± SD over the splits, each with a seed of its own; one split has no SD. How many splits
+  stands beside a row that has fewer than others. It is the mean over clients, all alike, or over cases where
+  the paper prints that, which the heading then says.
+- **95 % interval**: of the mean over clients, seeds and test cases both random (Hillis 2007): wide, as two or
+  three seeds say little of seeds. Of one split, test cases resampled within each client: that does not hold
+  what training again would change. A client with one test case adds nothing to it. It is left out where
   clients have fewer than two test cases on average, and where the mean is over cases.
 - **Difference**: measured minus printed.
-- **Against** a row: paired difference on the same test cases, mean over clients, its 95 % interval, and the p
-  value of a Wilcoxon test with Holm's correction over the rows. The test ranks cases, so large clients count
-  more than in the mean, and the two may disagree. Bold where p is below 0.05 and the interval is on one side
-  of 0.
+- **Against** a row: paired difference on the same test cases of the splits that both have, mean over
+  clients, its 95 % interval, and the p value of a signed-rank test, seeds and cases both random as well, with
+  Holm's correction over the rows. The test ranks cases, so large clients count more than in the mean, and the
+  two may disagree. Bold where p is below 0.05 and the interval is on one side of 0.
 - **Order**: pairs of printed rows that come in the printed order, with Kendall's tau (1 the same order, 0 no
   relation, -1 the reverse), its 95 % interval over test cases, and tau in every split alone. *(Mostly) as
   printed*: all (most) pairs, interval and splits above 0. *(Mostly) reversed*: no pair (the fewer), interval
   and splits below 0. Everything else is *not decided*.
 - Training again with another seed can change the order, and three seeds at most are too few to say how much.
   One split holds none of that.
+- HD95 is in pixels of the files, the printed one of 384x384 images: only their order is compared.
 - Computed in TF32.
 - Learning rates and batch sizes of the 3D tables are ours and were not tuned for them: in a hundredth of the
   printed steps nothing is learnt at the printed rates. All rows of a table have the same.
@@ -103,10 +109,9 @@ def describe_calls(calls: Sequence[Mapping[str, Any]], found: Sequence[Compariso
     folders = {cell.folder.resolve() for table in found for cell in table.cells}
     done = {cell.folder.resolve() for table in found for cell in table.cells if cell.is_done}
     places = " and ".join(dict.fromkeys(f"{call['device']}, PyTorch {call['torch']}" for call in calls))
-    commits = {json.loads((folder / "environment.json").read_text())["commit"] for folder in done}
-    commit = ", ".join(sorted(str(name)[:7] for name in commits))
-    seconds = [call["seconds"] for call in calls]
-    spent = " + ".join("ended from outside" if s is None else f"{s} s" for s in seconds)
+    commits = Counter(json.loads((folder / "environment.json").read_text())["commit"] for folder in done)
+    commit = ", ".join(f"{str(name)[:7]} ({count} runs)" for name, count in commits.most_common())
+    spent = " + ".join(map(describe_call, calls))
     rows = {table.name: [cell.row for cell in table.cells] for table in found}
     begun = {table.name: {cell.row for cell in table.cells if cell.is_done} for table in found}
     missing = [
@@ -117,10 +122,14 @@ def describe_calls(calls: Sequence[Mapping[str, Any]], found: Sequence[Compariso
     lacking = f" No run yet of {'; '.join(missing)}." if missing else ""
     small = " A trial with `--small`: no result." if any(call["small"] for call in calls) else ""
     return (
-        f"{len(done)} of {len(folders)} runs, {calls[-1]['jobs']} side by side on {places}: {spent}; commit "
-        f"{commit}. Rows of several tables with the same settings are one run. {count_splits(found)}{lacking}"
-        f"{small}\n"
+        f"{len(done)} of {len(folders)} runs on {places}: {spent}; commits {commit}. Rows of several tables "
+        f"with the same settings are one run. {count_splits(found)}{lacking}{small}\n"
     )
+
+
+def describe_call(call: Mapping[str, Any]) -> str:
+    spent = "ended from outside" if call["seconds"] is None else f"{call['seconds']} s"
+    return f"{spent} ({call['jobs']} side by side)"
 
 
 def count_splits(found: Sequence[Comparison]) -> str:
@@ -176,7 +185,10 @@ def overview(tables: Sequence[Comparison]) -> list[str]:
             cells += [order.by_split, claim.label, f"{claim.place} of {claim.among}", claim.reference]
             cells.append(show_test(claim.test) or "other test cases")
         lines.append(f"| {' | '.join(cells)} |")
-    notes = "Best in print: of the federated rows, after most rounds. Difference: paired, see below."
+    notes = (
+        "Best in print: of the federated rows, after most rounds. Difference: paired, see below. All of it "
+        "over the splits that every row has."
+    )
     return [*lines, "", notes, ""]
 
 
@@ -191,6 +203,7 @@ class Claim:
     test: Mapping[str, Any] | None
 
 
+@cache
 def find_claim(table: Comparison) -> Claim | None:
     """Of the rows after most rounds, over the splits that every row has."""
     part = split_by_rounds(restrict(table, list_common_seeds(table)))[-1]
@@ -265,6 +278,7 @@ class Order:
         return ", ".join(f"{tau:.2f}" for tau in self.splits) if len(self.splits) > 1 else "one split"
 
 
+@cache
 def find_order(table: Comparison, metric: str) -> Order | None:
     """Over the splits that are done in every row: others would compare different cases."""
     done = list_common_seeds(table)
@@ -359,6 +373,7 @@ def score_lines(table: Comparison, metric: str) -> list[str]:
         if not row.replicates
     }
     several = {row.label for row in table.sheet.rows if has_several_cases(row, metric)}
+    most = max(len(row.replicates) for row in table.sheet.rows)
     tested = {row["label"]: row for row in numbers["statistics"]["rows"]}
     label, weighted = numbers["label"], any(column == "weighted" for column, _ in printed.values())
     over = " (over cases)" if weighted else ""
@@ -374,10 +389,13 @@ def score_lines(table: Comparison, metric: str) -> list[str]:
         difference = None if value is None else ours["mean"] - value
         if value is None and unmeasured.get(summary["label"]):
             value = printed_value(unmeasured[summary["label"]])
+        fewer = f" ({format_count(summary['num_replicates'], 'split')})"
         cells = [
             summary["label"],
             show(value),
-            "not run" if math.isnan(ours["mean"]) else show(ours["mean"], ours["sd"]),
+            "not run"
+            if math.isnan(ours["mean"])
+            else show(ours["mean"], ours["sd"]) + (fewer if summary["num_replicates"] < most else ""),
             show_interval(own["interval"]) if column == "mean" and summary["label"] in several else "",
             show(difference, sign="+"),
             show_test(own["test"]) or own["why_not"],

@@ -127,7 +127,13 @@ def test_printed_percent_become_shares() -> None:
 @mark.parametrize(
     ("name", "label", "lengths", "metrics", "sentence"),
     [
-        ("fedevi-table1", "FedAvg", "px", {"hd95_pooled"}, "HD95 pooled in pixels of 384 x 384 images."),
+        (
+            "fedevi-table1",
+            "FedAvg",
+            "px",
+            {"hd95_pooled"},
+            "in pixels of 384 x 384 images, ours in pixels of the files",
+        ),
         ("fedevi-table1", "FedAvg", "mm", set(), "HD95 pooled left out: in px, ours in mm."),
         ("aaw-table2", "FedAvg, T1", "mm", set(), "HD95 and ASSD left out: the paper does not give a unit."),
     ],

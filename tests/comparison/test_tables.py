@@ -315,7 +315,9 @@ def test_the_objective_stands_beside_the_method_where_rows_differ_in_it() -> Non
         place = list(table.columns).index("objective")
         assert table.columns[place - 1] == "method"
         assert [line[place] for line in table.rows] == ["dice_bce", "evidential"]
-    assert "Rows differ in the objective too" in score_table(differ, "dice").caption
+    assert "too; --same-objective gives" in score_table(differ, "dice").caption
+    of_a_paper = dataclasses.replace(differ, print_notes=("Published: there.",))
+    assert "Rows differ in the objective too." in score_table(of_a_paper, "dice").caption
     assert "objective" in join_tables(score_table(differ, "dice"), tests).csv().splitlines()[0]
     assert "objective" not in score_table(same, "dice").columns
 

@@ -95,6 +95,7 @@ def test_clients_are_matched_by_name_and_the_paper_s_split_is_applied(tmp_path: 
     assert "Clients: cvc_colondb as colondb." in made["polyp"].notes
     assert any("Kvasir 12 instead of 1000" in note for note in made["polyp"].notes)
     assert "2 clients instead of 4." in made["polyp"].notes
+    assert "Left out, as none of the paper's clients: elsewhere." in made["polyp"].notes
 
 
 def test_the_notes_say_that_splits_are_not_those_of_the_authors(tmp_path: Path) -> None:
@@ -117,8 +118,23 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
     made, _ = prepare_data(load("fedevi-table1"), ["polyp"], [str(folder)], out, SMALL)
     assert "Data: mine, in place of the paper's." in made["polyp"].notes
     assert {len(read(made["polyp"]).listing.of(name)) for name in ("north", "south")} == {6}  # of 12
-    with pytest.raises(DataError, match=r"polyp.*prostate"):
+    with pytest.raises(DataError, match=r"polyp.*prostate.*--set datasets='polyp'"):
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
+
+
+def test_an_output_folder_has_one_data_set(tmp_path: Path) -> None:
+    """Its runs name the same files whatever these were made of, so finished ones would stand for other data."""
+    preset, out = load("fedevi-table1"), tmp_path / "out"
+    mine, yours = (write_centres(tmp_path / name, ("kvasir", "etis")) for name in ("mine", "yours"))
+    for _ in range(2):
+        prepare_data(preset, ["polyp"], [str(mine)], out, SMALL)
+    before = (out / "polyp.csv").read_text(encoding="utf-8")
+    for place, scale in ((str(yours), SMALL), ("synthetic", SMALL), (str(mine), WHOLE)):
+        with pytest.raises(ConfigError, match=r"has runs on other data: 'polyp'.*mine.*-o"):
+            prepare_data(preset, ["polyp"], [place], out, scale)
+    assert (out / "polyp.csv").read_text(encoding="utf-8") == before
+    faster = Scale({**SMALL.shares, "rounds": 0.5})
+    prepare_data(preset, ["polyp"], [str(mine)], out, faster)  # the same data
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

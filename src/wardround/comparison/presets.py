@@ -339,5 +339,8 @@ def describe_distances(preset: papers.PaperPreset, lengths: str) -> list[str]:
         elif unit == PX:
             sizes = {federation.size for federation in preset.datasets.values() if federation.size}
             shapes = " or ".join(" x ".join(map(str, size)) for size in sorted(sizes))
-            sentences.append(f"Published {names} in pixels of {shapes} images.")
+            sentences.append(
+                f"Published {names} in pixels of {shapes} images, ours in pixels of the files: compare the "
+                "order alone."
+            )
     return sentences

@@ -51,7 +51,7 @@ class OrderAgreement:
     def sentence(self, label: str) -> str:
         """For the caption; label: of the metric."""
         start = f"Order by {label}: {self.num_same} of {self.num_pairs} pairs of rows as printed"
-        interval = f"95 % interval {self.interval.low:.2f} to {self.interval.high:.2f}"
+        interval = f"95 % interval over cases {self.interval.low:.2f} to {self.interval.high:.2f}"
         place = "also the best" if self.place == 1 else f"number {self.place} of {self.among}"
         return (
             f"{start} (Kendall's tau {self.tau:.2f}, {interval}); {self.best}, the best in print, "

@@ -178,7 +178,8 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
     if regions > 1:
         sentences.append(ALL_STRUCTURES)
     if sheet.objectives:
-        sentences.append("Rows differ in the objective too; --same-objective gives all of them one.")
+        hint = "" if sheet.print_notes else "; --same-objective gives all of them one"  # not what a paper ran
+        sentences.append(f"Rows differ in the objective too{hint}.")
     if clients > MOST_CLIENTS:
         sentences.append("Columns of single clients are left out; statistics.json has them.")
     if sheet.held_out:

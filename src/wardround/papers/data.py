@@ -6,7 +6,7 @@
 
 Each federation becomes a list of cases with the paper's split, partition and preparation:
 
-    <out>/<federation>.csv  .yaml    .wardround-cache
+    <out>/<federation>.csv  .yaml    .json (what it is made of)    .wardround-cache
     <out>/labels-<set>/              where masks had to be joined or cut (`wardround datasets labels`)
     <out>/channels-<set>/            one channel of files that hold several
     <out>/<federation>-slices/       where a paper cuts volumes for a 2D network
@@ -45,6 +45,7 @@ from wardround.data.slices.cutting import FILE, cut
 from wardround.data.sources import list_cases
 from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_text
+from wardround.papers.origin import check_origin, note_origin
 from wardround.papers.presets import PaperFederation, PaperPreset, PaperSource, Partition
 from wardround.papers.scaling import Scale
 from wardround.papers.synthetic import write_dataset
@@ -92,6 +93,9 @@ def prepare_data(
     names: which federations; places: folders, files federation.yaml, or `synthetic`.
     """
     out = out.absolute()
+    given = [place if place == SYNTHETIC else str(Path(place).absolute()) for place in places]
+    for name in names:
+        check_origin(out, name, given, scale)
     out.mkdir(parents=True, exist_ok=True)
     folders = [
         make_synthetic(preset, names, out, scale) if place == SYNTHETIC else Path(place) for place in places
@@ -109,9 +113,12 @@ def prepare_data(
             if SYNTHETIC not in places:  # those are made as few as wanted
                 found = replace(found, entries=limit_clients(found.entries, scale))
             made[name] = write_federation(name, preset.datasets[name], found, out, scale)
+            note_origin(out, name, given, scale)
         except DataError as error:
             missing.append(f"Not run: {name} ({str(error).rstrip('.')}).")
     if not made:
+        if not stand_in:
+            missing.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
         raise DataError(" ".join(missing))
     return made, missing
 
@@ -200,8 +207,10 @@ def read_own(place: Path) -> FoundData:
     size, spacing = file.prepare.size, file.prepare.spacing
     dimensions = len(size or spacing or (0, 0))
     channels = file.channels or tuple(listing.channels)
-    note = f"Data: {place.resolve().name}, in place of the paper's."
-    return FoundData(entries, labels, regions, channels, dimensions, (note,), size)
+    notes = [f"Data: {place.resolve().name}, in place of the paper's."]
+    if file.held_out:
+        notes.append(f"Left out, as held out: {', '.join(sorted(file.held_out))}.")
+    return FoundData(entries, labels, regions, channels, dimensions, tuple(notes), size)
 
 
 def join_sets(federation: PaperFederation, found: Mapping[str, FoundData]) -> FoundData:
@@ -275,6 +284,8 @@ def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[s
     notes = list(own.notes)
     entries = list(own.entries)
     if clients:
+        others = sorted({entry.client for entry in entries} - set(clients))
+        notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
         entries = [replace(e, client=clients[e.client]) for e in entries if e.client in clients]
         read = [f"{old} as {new}" for old, new in clients.items() if old != new]
         notes += [f"Clients: {', '.join(read)}."] if read else []

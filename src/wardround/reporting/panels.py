@@ -76,8 +76,8 @@ def panel_section(group: RunGroup, prefix: str) -> Html:
     some = [picture for case in cases for picture in case.rows.values()]
     lead = (
         "The same test cases under every row (of its first seed): a smaller and a larger one of each client, "
-        "chosen by the truth alone, in the slice with most foreground. Below each prediction: where the "
-        "model was uncertain (entropy, dark is confident)"
+        "chosen by the truth alone, in the slice with most foreground. Beside a row's name: the Dice of the "
+        "case. Below each prediction: where the model was uncertain (entropy, dark is confident)"
         + (
             "; then the mean activation of its deepest features, from the weakest (dark) to the strongest in "
             "this picture."
