@@ -234,11 +234,20 @@ class Evaluation:
         return cls({}, clients, overall, held_out)
 
     @cached_property
+    def regions_of(self) -> dict[str, list[str]]:
+        """What the cases of each client were measured in: what it annotates."""
+        told = {client: one.regions for client, one in self.aggregates.items()}
+        return told | {
+            client: list(dict.fromkeys(region for row in rows for region in row["regions"]))
+            for client, rows in self.cases.items()
+        }
+
+    @cached_property
     def regions(self) -> list[str]:
-        """What the cases were measured in; empty where only the summaries are known."""
-        told = [region for one in self.aggregates.values() for region in one.regions]
-        found = [region for rows in self.cases.values() for row in rows for region in row["regions"]]
-        return list(dict.fromkeys([*found, *told]))
+        """What the cases were measured in, in the order of whoever has most; empty where only the summaries
+        are known."""
+        each = sorted(self.regions_of.values(), key=len, reverse=True)
+        return list(dict.fromkeys(region for own in each for region in own))
 
     def of_region(self, region: str) -> Evaluation:
         """The same cases in one region alone; a client without it has no value."""
