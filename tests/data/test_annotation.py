@@ -159,6 +159,23 @@ def test_a_class_that_a_client_lacks_is_no_finding_where_it_is_not_annotated(tmp
     assert not [found for found in report.findings if found.code.startswith("class_")]
 
 
+def test_a_class_that_nobody_annotates_is_a_finding_and_refused_in_training(tmp_path: Path) -> None:
+    """Its output would be chance, also where only a client held out of training could judge it."""
+    given = {name: organs for name, organs in ONE_EACH.items() if name != "west"}
+    write_files(PhantomSettings(**FOUR, annotates=ONE_EACH), tmp_path / "scans", "png", 1)
+    labels = {organ: [number] for number, organ in enumerate(ORGANS, start=1)}
+    plain: dict[str, Any] = {"sources": [{"path": "scans"}], "labels": labels, "clients": sorted(given)}
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump({**plain, "annotates": given}))
+    found = check(list_cases(load(path), tmp_path), load(path)).findings
+    assert "No client annotates class 'lesion' by itself" in " ".join(entry.sentence for entry in found)
+    for held_out in ([], ["west"]):
+        every = ONE_EACH if held_out else given
+        path.write_text(yaml.safe_dump({**plain, "annotates": every, "held_out": held_out}))
+        with pytest.raises(ConfigError, match="class 'lesion' is annotated by no client that trains"):
+            run(tmp_path / f"run{len(held_out)}", data={"federation": str(path)})
+
+
 def test_annotates_and_a_partition_are_refused_together(tmp_path: Path) -> None:
     path = tmp_path / "federation.yaml"
     plain = {
