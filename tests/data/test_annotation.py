@@ -135,11 +135,18 @@ def test_voxels_to_ignore_change_neither_training_nor_scores(tmp_path: Path) -> 
             Image.fromarray(label).save(path)
         plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "ignore": [8, 9]}
         (home / "federation.yaml").write_text(yaml.safe_dump(plain))
-        found.append(run(home / "run", data={"federation": str(home / "federation.yaml")}))
+        data: dict[str, Any] = {"federation": str(home / "federation.yaml")}
+        judged = {"metrics": ["dice"], "calibrate": True, "postprocess": "largest_component"}
+        found.append(run(home / "run", data=data, evaluate=judged))
 
     assert found[0].outcome.state.params.sha256() == found[1].outcome.state.params.sha256()
-    cases = [(result.folder / "cases.csv").read_text() for result in found]
-    assert cases[0] == cases[1]
+    for name in ("cases.csv", "calibration.json"):
+        one, other = ((result.folder / name).read_text() for result in found)
+        assert one == other
+    calibration = json.loads(one)
+    assert calibration["overall"]["num_cases"] == len(found[0].cases) > 0
+    assert calibration["overall"]["before"]["voxels"] and calibration["validation_cases"]["north"]
+    assert [row["dice"] for row in calibration["cases"]] == [row["dice"] for row in found[0].cases]
     data = RealData(tmp_path / "0" / "federation.yaml", DataSettings()).load("north")
     assert data.annotation == Annotation((0, 1), ignores=True)
     assert set(data.train.batch(range(len(data.train))).label.unique().tolist()) == {0, 1, 2}
