@@ -119,7 +119,7 @@ class Reply(Message):
 
     The engine fills in who answered and the counts; a method cannot.
     loss: what the training loop saw, by term; annotates: whether its labels say where each class is, empty
-    where they say everything.
+    where they say everything, all False where it trains on none.
     """
 
     client: str = ""

@@ -88,6 +88,14 @@ def test_few_clients_that_do_nothing_make_no_other_look_large() -> None:
     assert judge(steps(0, 0, 1)) == {} and judge(steps(0, 1)) == {}
 
 
+def test_updates_made_without_labels_make_none_made_with_them_look_large() -> None:
+    bare = dict.fromkeys("abc", (False,))
+    assert set(judge(steps(1, 1, 1, 40))) == {"d"}
+    assert judge(steps(1, 1, 1, 40), annotates=bare) == {}  # the only one that has labels
+    assert set(judge(steps(40, 1, 1, 1, 1), annotates={"a": (False,)})) == {"a"}  # held against all
+    assert judge(steps(1, 1, 1, -1, -1), annotates=bare) == {}  # nor do directions
+
+
 def test_of_two_clients_the_first_round_is_held_against_the_model_and_later_ones_against_the_past() -> None:
     bounds = Bounds(LimitSettings())
     assert judge(steps(1, 20), bounds) == {}  # small beside the model

@@ -135,11 +135,18 @@ def test_voxels_to_ignore_change_neither_training_nor_scores(tmp_path: Path) -> 
             Image.fromarray(label).save(path)
         plain = {"sources": [{"path": "scans"}], "labels": {"lesion": [1]}, "ignore": [8, 9]}
         (home / "federation.yaml").write_text(yaml.safe_dump(plain))
-        found.append(run(home / "run", data={"federation": str(home / "federation.yaml")}))
+        data: dict[str, Any] = {"federation": str(home / "federation.yaml")}
+        judged = {"metrics": ["dice"], "calibrate": True, "postprocess": "largest_component"}
+        found.append(run(home / "run", data=data, evaluate=judged))
 
     assert found[0].outcome.state.params.sha256() == found[1].outcome.state.params.sha256()
-    cases = [(result.folder / "cases.csv").read_text() for result in found]
-    assert cases[0] == cases[1]
+    for name in ("cases.csv", "calibration.json"):
+        one, other = ((result.folder / name).read_text() for result in found)
+        assert one == other
+    calibration = json.loads(one)
+    assert calibration["overall"]["num_cases"] == len(found[0].cases) > 0
+    assert calibration["overall"]["before"]["voxels"] and calibration["validation_cases"]["north"]
+    assert [row["dice"] for row in calibration["cases"]] == [row["dice"] for row in found[0].cases]
     data = RealData(tmp_path / "0" / "federation.yaml", DataSettings()).load("north")
     assert data.annotation == Annotation((0, 1), ignores=True)
     assert set(data.train.batch(range(len(data.train))).label.unique().tolist()) == {0, 1, 2}
@@ -157,6 +164,23 @@ def test_a_class_that_a_client_lacks_is_no_finding_where_it_is_not_annotated(tmp
     path.write_text(yaml.safe_dump({**plain, "annotates": ONE_EACH}))
     report = check(list_cases(load(path), tmp_path), load(path))
     assert not [found for found in report.findings if found.code.startswith("class_")]
+
+
+def test_a_class_that_nobody_annotates_is_a_finding_and_refused_in_training(tmp_path: Path) -> None:
+    """Its output would be chance, also where only a client held out of training could judge it."""
+    given = {name: organs for name, organs in ONE_EACH.items() if name != "west"}
+    write_files(PhantomSettings(**FOUR, annotates=ONE_EACH), tmp_path / "scans", "png", 1)
+    labels = {organ: [number] for number, organ in enumerate(ORGANS, start=1)}
+    plain: dict[str, Any] = {"sources": [{"path": "scans"}], "labels": labels, "clients": sorted(given)}
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump({**plain, "annotates": given}))
+    found = check(list_cases(load(path), tmp_path), load(path)).findings
+    assert "No client annotates class 'lesion' by itself" in " ".join(entry.sentence for entry in found)
+    for held_out in ([], ["west"]):
+        every = ONE_EACH if held_out else given
+        path.write_text(yaml.safe_dump({**plain, "annotates": every, "held_out": held_out}))
+        with pytest.raises(ConfigError, match="class 'lesion' is annotated by no client that trains"):
+            run(tmp_path / f"run{len(held_out)}", data={"federation": str(path)})
 
 
 def test_annotates_and_a_partition_are_refused_together(tmp_path: Path) -> None:

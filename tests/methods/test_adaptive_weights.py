@@ -370,3 +370,22 @@ def test_hospitals_that_annotate_one_organ_each_have_one_vote_each(method: str, 
     }
     found = run(tmp_path / "run", data=data, rounds=3, method={"name": method})
     assert [record["weights"] for record in found.records] == [{"east": 0.5, "north": 0.5}] * 3
+
+
+@pytest.mark.parametrize("method", ["aaw", "fedga"])
+def test_a_hospital_without_labels_keeps_the_weight_it_began_with(method: str, tmp_path: Path) -> None:
+    """It shares no class's vote, though no label of its leaves a class out."""
+    phantom = {
+        "hospitals": 3, "size": 16, "cases": 8, "unlabelled": ["south"], "organs": ["skull", "lesion"],
+        "annotates": {"east": ["skull"], "north": ["lesion"]},
+    }  # fmt: skip
+    objective = {"name": "pseudo_labels", "warmup": 0}
+    found = run(
+        tmp_path / "run", data={"phantom": phantom}, rounds=2, method={"name": method}, objective=objective
+    )
+    began = found.records[0]["weights"]["south"]
+    assert began == pytest.approx(1 / 3, abs=0.05)
+    for record in found.records:
+        assert record["weights"] == pytest.approx(
+            {"east": (1 - began) / 2, "north": (1 - began) / 2, "south": began}
+        )

@@ -87,6 +87,15 @@ def test_a_client_that_lags_is_named_with_its_scores(folder: Path) -> None:
     assert 'href="#r0-cases"' in page and "--methods fedavg,safcf,fedbn,ditto" in page
 
 
+def test_clients_that_annotate_different_structures_are_compared_in_the_same_ones(folder: Path) -> None:
+    hard, easy = {"cup": [0.3, 0.3]}, {"disc": [0.9, 0.9]}
+    assert " lags" not in next_steps(with_cases(folder, {"east": hard, "north": easy}), "r0")
+
+    found = {"east": hard, "north": easy, "south": {"disc": [0.9, 0.9], "cup": [0.1, 0.1]}}
+    page = next_steps(with_cases(folder, found), "r0")
+    assert ">south<" in page and " lags in cup (Dice 0.100 over 2 values, 0.300 at the others)" in page
+
+
 def test_a_class_that_is_never_found_and_one_that_is_not_there_are_named(folder: Path) -> None:
     nan = float("nan")
     found = {"east": {"rim": [0.8], "cup": [0.0]}, "north": {"rim": [0.8], "cup": [nan]}}

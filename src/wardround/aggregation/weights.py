@@ -41,21 +41,27 @@ def by_class(weights: Sequence[float], replies: Sequence[Reply]) -> list[float]:
     For weights that come from losses or uncertainties: those of clients that annotate different classes
     cannot be compared, and a hard organ must not take the weight of an easy one, or the reverse. Where all
     annotate everything, weights stay as they are; a class that nobody with a weight annotates has no vote.
+    A client without labels has no vote either and keeps its weight.
 
     >>> liver, both = Reply(annotates=(True, False)), Reply()
     >>> by_class([0.5, 0.5], [liver, both])  # half of the liver's vote, all of the kidney's
     [0.25, 0.75]
     """
     num_classes = max((len(reply.annotates) for reply in replies), default=0)
-    if all(all(reply.annotates) for reply in replies):
-        return list(weights)
     told = [reply.annotates or (True,) * num_classes for reply in replies]
+    if all(all(own) or not any(own) for own in told):
+        return list(weights)
     votes = [
         [weight if any(own[n : n + 1]) else 0.0 for weight, own in zip(weights, told, strict=True)]
         for n in range(num_classes)
     ]
-    shares = [normalise(vote) for vote in votes if any(vote)] or [list(weights)]
-    return normalise([math.fsum(column) / len(shares) for column in zip(*shares, strict=True)])
+    shares = [normalise(vote) for vote in votes if any(vote)]
+    if not shares:
+        return normalise(weights)
+    kept = [0.0 if any(own) else weight for weight, own in zip(weights, told, strict=True)]
+    room = 1 - math.fsum(kept)
+    found = [room * math.fsum(column) / len(shares) for column in zip(*shares, strict=True)]
+    return normalise([own + vote for own, vote in zip(kept, found, strict=True)])
 
 
 def uniform(replies: Sequence[Reply]) -> list[float]:

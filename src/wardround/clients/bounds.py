@@ -77,7 +77,7 @@ class Change:
 
     norms: of the change of each floating tensor, or of the tensor itself where none was sent; starts: of the
     tensors as sent; extras: of each further group of tensors; learned: the names that make the update; size:
-    the client's number of cases.
+    the client's number of cases; has_labels: whether it was trained on any.
     """
 
     norms: Mapping[str, float]
@@ -85,6 +85,7 @@ class Change:
     extras: Mapping[str, float]
     learned: tuple[str, ...]
     size: int
+    has_labels: bool = True
 
     @property
     def norm(self) -> float:
@@ -118,6 +119,7 @@ def measure_change(reply: Reply, sent: Message, trainable: Sequence[str], size: 
         {label: math.hypot(*islice(found, len(group))) for label, group in reply.extras.items()},
         tuple(name for name in trainable if name in names),
         size,
+        has_labels=not reply.annotates or any(reply.annotates),
     )
 
 
@@ -347,8 +349,15 @@ class Bounds:
 
 
 def list_others(name: str, changes: Mapping[str, Change]) -> list[Change]:
-    """What a client is held against: the others that trained. A model sent back as it was says nothing."""
-    return [change for other, change in changes.items() if other != name and any(change.norms.values())]
+    """What a client is held against: the others that trained. A model sent back as it was says nothing, and
+    an update made without labels, which may honestly be tiny, says nothing of one made with them."""
+    return [
+        change
+        for other, change in changes.items()
+        if other != name
+        and any(change.norms.values())
+        and (change.has_labels or not changes[name].has_labels)
+    ]
 
 
 def allowed(most: float) -> str:

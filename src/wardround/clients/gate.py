@@ -35,7 +35,7 @@ class Registration:
     tensors: shape and type of what it will send; trainable: names of those that learn; kept: of what the
     method leaves at the client; num_pooled: its training cases where the pooled client trains on them;
     num_unlabelled: training cases without a label; annotates: whether its labels say where each class is,
-    from the first after background, empty where they say everything.
+    from the first after background, empty where they say everything, all False where it trains on none.
     """
 
     client: str

@@ -32,9 +32,12 @@ def check_left_out(config: Config, names: Sequence[str], resume: bool) -> None:
 
 
 def admit_clients(
-    config: Config, registered: Sequence[Registration]
+    config: Config, registered: Sequence[Registration], classes: Sequence[str] = ()
 ) -> tuple[list[Registration], dict[str, int], list[str]]:
-    """Those that take part; counts of those that claim too many cases, lowered; and a sentence about each."""
+    """Those that take part; counts of those that claim too many cases, lowered; and a sentence about each.
+
+    classes: their names, without background.
+    """
     agreed, admitted, warnings = config.limits.cases, [], []
     for entry in registered:
         if entry.client in config.without:
@@ -47,6 +50,8 @@ def admit_clients(
             continue
         admitted.append(entry)
     check_labelled(admitted, config.min_clients)
+    if not config.without:  # a model that has learned a class may go on without who taught it
+        check_taught(config, admitted, classes)
     sizes = {entry.client: entry.num_train for entry in admitted if entry.num_train}
     if not isinstance(config.participation, float):
         sizes = {name: size for name, size in sizes.items() if name in config.participation}
@@ -71,6 +76,21 @@ def check_labelled(registered: Sequence[Registration], min_clients: int) -> None
             f"{len(labelled)} of {len(training)} clients that train have labels, but min_clients is "
             f"{min_clients}. Lower it, or add labels; somebody must have them."
         )
+
+
+def check_taught(config: Config, registered: Sequence[Registration], classes: Sequence[str]) -> None:
+    """Refuse a class that nobody who trains annotates: what the model said of it would be chance."""
+    share = config.participation
+    training = [e for e in registered if e.num_train and (isinstance(share, float) or e.client in share)]
+    if not all(entry.annotates for entry in training):
+        return
+    for number, told in enumerate(zip(*(entry.annotates for entry in training), strict=False), start=1):
+        if not any(told):
+            name = classes[number - 1] if number <= len(classes) else str(number)
+            raise ConfigError(
+                f"class '{name}' is annotated by no client that trains (annotates in federation.yaml), so "
+                "nothing would teach it. Take it out of labels, or add a client that annotates it."
+            )
 
 
 def list_able(clients: Clients, objective: Objective, rounds: int, round: int) -> list[str]:

@@ -160,7 +160,8 @@ class Experiment:
         return placement
 
     def _register_clients(self, egress: Egress) -> Clients:
-        registered, counts, warnings = admit_clients(self.config, self._transport.register())
+        classes = list(self.federation.labels)
+        registered, counts, warnings = admit_clients(self.config, self._transport.register(), classes)
         self._warnings += warnings
         untested = [e.client for e in registered if e.lacks_test and e.client not in NOT_HOSPITALS]
         if untested and self.config.data.test:

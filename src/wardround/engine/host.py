@@ -21,7 +21,7 @@ from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import measurable
-from wardround.data.cases import TensorSplit
+from wardround.data.cases import ClientData, TensorSplit
 from wardround.data.federation import Federation
 from wardround.data.listing import SPLITS
 from wardround.data.opening import open_federation
@@ -52,6 +52,13 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int], None]
 
 UNTOUCHED = SyncState()
+
+
+def list_taught_classes(data: ClientData, num_classes: int) -> tuple[bool, ...]:
+    """`Registration.annotates`."""
+    if data.num_unlabelled and data.num_unlabelled == len(data.train):
+        return (False,) * (num_classes - 1)
+    return () if data.annotation is None else data.annotation.told_classes
 
 
 def check_sendable(reply: Any, task: str) -> Message:
@@ -206,7 +213,7 @@ class Host:
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
             num_unlabelled=0 if is_pooled else data.num_unlabelled,
-            annotates=() if data.annotation is None else data.annotation.told_classes,
+            annotates=list_taught_classes(data, self.federation.num_classes),
         )
 
     def client(self, name: str) -> Client:

@@ -20,6 +20,8 @@ largest that counts; t round, T rounds.
 What leaves a client: the student, as any model; the teacher stays in the client's memory.
 Differs: mu is one pass of the teacher, not the mean of eight with dropout, which few networks here have.
 Differs: L_c is of cases without a label alone, as in FedIRM; Yu et al. add that of labelled ones.
+Differs: lam is 1; Yu et al. take 0.1, and public code of their loss the mean over classes in L_c. Where a
+client has no label at all, Adam makes steps of the same length whatever lam and r(t) are.
 Differs: FedIRM's relation matrices are not exchanged; they relate the labels of whole images.
 """
 

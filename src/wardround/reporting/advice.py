@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from wardround.comparison.runs import Run, mapping
+from wardround.engine.judging.evaluation import Evaluation
 from wardround.metrics import METRICS
 from wardround.reporting.charts import format_number
 from wardround.reporting.html import Html, join, name, section, tag
@@ -129,22 +130,31 @@ def judge_classes(run: Run) -> Iterator[Html]:
 
 
 def judge_clients(run: Run, prefix: str) -> Iterator[Html]:
-    """The client that is far behind the others."""
+    """The client that is far behind the others; where they annotate different structures, in one of these."""
     assert run.test is not None
-    means = {client: summary.mean for client, summary in run.test.clients.get("dice", {}).items()}
-    means = {client: mean for client, mean in means.items() if math.isfinite(mean)}
-    worst = min(means, key=lambda client: means[client], default=None)
-    if worst is None or len(means) < 2:
+    parts = {"": run.test}
+    if len({tuple(own) for own in run.test.regions_of.values()}) > 1:
+        parts = {f" in {region}": run.test.of_region(region) for region in run.test.regions}
+    gap, where, worst, facts = max(find_last(part, where) for where, part in parts.items())
+    if gap < LAGS:
         return
-    others = average([mean for client, mean in means.items() if client != worst])
-    if others - means[worst] < LAGS:
-        return
-    count = run.test.clients["dice"][worst].num
-    facts = f"Dice {format_number(means[worst])} over {count} values, {format_number(others)} at the others"
     yield join(
-        name(worst), f" lags ({facts}). Look at ", link_to(prefix, "cases", "its worst cases"), " and at ",
-        link_to(prefix, "data", "how it differs"), ". ", advise_for_one(run, worst),
+        name(worst), f" lags{where} ({facts}). Look at ", link_to(prefix, "cases", "its worst cases"),
+        " and at ", link_to(prefix, "data", "how it differs"), ". ", advise_for_one(run, worst),
     )  # fmt: skip
+
+
+def find_last(test: Evaluation, where: str) -> tuple[float, str, str, str]:
+    """How far the last client is behind the others' mean Dice, where, its name, and both in words."""
+    means = {client: found.mean for client, found in test.clients.get("dice", {}).items()}
+    means = {client: mean for client, mean in means.items() if math.isfinite(mean)}
+    if len(means) < 2:
+        return 0.0, where, "", ""
+    worst = min(means, key=lambda client: means[client])
+    others = average([mean for client, mean in means.items() if client != worst])
+    over = f"over {test.clients['dice'][worst].num} values"
+    facts = f"Dice {format_number(means[worst])} {over}, {format_number(others)} at the others"
+    return others - means[worst], where, worst, facts
 
 
 def link_to(prefix: str, part: str, text: str) -> Html:

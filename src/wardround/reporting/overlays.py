@@ -167,7 +167,8 @@ def gallery(
         return Html("")
     lead = (
         "The best, the median and the worst test case of every client by Dice. Left: the scan; right: the "
-        "uncertainty of the model (entropy of its prediction as trained, dark is confident)."
+        "uncertainty of the model (entropy of its prediction as trained, dark is confident). Structures that "
+        "a client does not annotate are not outlined."
     )
     if any(entry.picture.plane for cases in encoded.values() for entry in cases):
         lead += (

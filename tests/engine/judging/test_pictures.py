@@ -10,6 +10,8 @@ from PIL import Image
 from pytest import mark
 
 from wardround.comparison.runs import read_run
+from wardround.data.annotation import Annotation
+from wardround.data.cases import Case, TensorSplit
 from wardround.engine.judging import pictures
 from wardround.engine.judging.views import View
 
@@ -113,3 +115,22 @@ def test_three_channels_of_other_names_are_not_taken_for_colours(tmp_path: Path)
 
     (picture,) = read_run(tmp_path / "run").files["north"].pictures
     assert picture.image.ndim == 3
+
+
+def test_what_a_client_does_not_annotate_or_is_ignored_is_neither_drawn_nor_counted() -> None:
+    """A client that annotates class 1 of two; the last column is to be ignored."""
+    truth = torch.tensor([[[1, 0, 3]]], dtype=torch.uint8)
+    split = TensorSplit.of([Case("p1", torch.rand(1, 1, 3), truth[0], (1.0, 1.0))])
+    album = pictures.Album(split, {"one": (1,)}, "score", annotation=Annotation((0, 1, 0), ignores=True))
+    album.add(
+        torch.rand(1, 1, 3),
+        truth[0],
+        torch.tensor([[[0.0, 0.0, 0.0]], [[1.0, 0.0, 1.0]], [[0.0, 1.0, 0.0]]]),
+        np.array([[1, 2, 1]], dtype=np.uint8),
+    )
+
+    (picture,) = album._pictures
+    assert picture.truth.tolist() == picture.prediction.tolist() == [[[1, 0, 0]]]
+    assert picture.dice == 1.0  # as in cases.csv
+    voxels, _, hits = album._calibration.sum(dim=0).tolist()
+    assert (voxels, hits) == (2.0, 1.0)

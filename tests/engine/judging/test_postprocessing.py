@@ -16,6 +16,7 @@ from torch import Tensor
 
 import wardround as wr
 from wardround.config import EvaluateSettings
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Case, TensorSplit
 from wardround.engine.host import Host
 from wardround.engine.judging.evaluation import Scorer
@@ -274,3 +275,16 @@ def test_a_wrong_setting_is_said_with_what_it_can_be(tmp_path: Path) -> None:
         with raises(ConfigError, match="evaluate.postprocess: it is .*; give none, largest_component, auto"):
             config(tmp_path, evaluate={"postprocess": wrong})
     assert config(tmp_path, evaluate={"postprocess": []}).evaluate.postprocess == "none"
+
+
+def test_a_prediction_is_tidied_up_whole_before_voxels_are_ignored() -> None:
+    """One part of seven voxels whose middle is to be ignored stays whole, as `predict` leaves it."""
+    predicted, truth = torch.ones(1, 1, 7, dtype=torch.uint8), torch.ones(1, 1, 7, dtype=torch.uint8)
+    truth[..., 3] = 2
+    split = TensorSplit.of([Case("p1", truth[0][None].float(), truth[0], (1.0, 1.0))])
+    settings, annotation = EvaluateSettings(), Annotation((0, 1), ignores=True)
+    for variants in ([((1,),)], []):
+        tidied = settings.model_copy(update={"postprocess": "largest_component"})
+        scorer = Scorer(split, {"one": (1,)}, ["dice"], tidied, variants, annotation)
+        (job,) = scorer.jobs(predicted, truth, torch.zeros(1))
+        assert [scores["dice"] for scores in job()["regions"].values()] == [1.0]

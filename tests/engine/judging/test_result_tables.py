@@ -280,3 +280,19 @@ def test_a_result_that_says_lengths_is_read_as_units() -> None:
         MM_OR_PX,
         MM,
     ]
+
+
+def test_structures_stand_in_the_order_of_whoever_has_most_and_partial_clients_are_named() -> None:
+    cases = {
+        "east": [{"case": "p1", "regions": {"cup": {"dice": 0.5}}}],
+        "north": [{"case": "p1", "regions": {"disc": {"dice": 0.9}, "cup": {"dice": 0.7}}}],
+    }
+    found = client_table(summarise_cases(cases, ["dice"]), ["dice"], "Scores")
+
+    assert list(dict.fromkeys(row[1] for row in found.rows)) == ["all", "disc", "cup"]
+    assert (
+        "Clients are scored in what they annotate alone (east cup), so compare them structure"
+        in found.caption
+    )
+    whole = client_table(summarise_cases({"north": cases["north"]}, ["dice"]), ["dice"], "Scores")
+    assert "annotate" not in whole.caption

@@ -191,7 +191,13 @@ def find_absent_classes(cases: Cases, classes: Labels, file: FederationFile) -> 
             meant.setdefault(entry.client, set()).update(own)
             if own & set(values):
                 have.add(entry.client)
-        meant = {c: own for c, own in meant.items() if c not in known or known[c].tells([number])}
+        everywhere, meant = (
+            meant,
+            {c: v for c, v in meant.items() if c not in known or known[c].tells([number])},
+        )
+        if everywhere and not meant:
+            said = f"No client annotates class '{name}' by itself, so nothing would teach what it is."
+            found.append(Finding("", "", "class_nowhere", "warning", as_line(said)))
         if meant and not have:
             shown = join_names([str(value) for value in classes[name]])
             said = f"No case has class '{name}' ({shown}). Correct it under labels."

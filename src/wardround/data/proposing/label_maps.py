@@ -124,7 +124,8 @@ def map_values(
     maps = matched or list_values(values)
     if maps is None:
         return sources, listing
-    shown = join_names((f"{name} {join_names(map(str, sorted(own)))}" for name, own in values.items()), 8)
+    seen = {name: join_names(map(str, sorted(own))) for name, own in values.items() if own}
+    shown = join_names((f"{name} {own}" for name, own in seen.items()), 8)
     split = [split_centres(source, own) for source, own in zip_all(sources, listings)]
     if None in split:
         said.append(

@@ -95,16 +95,18 @@ def temperature_sums(client: Client, params: Params) -> dict[str, Any]:
     """Slopes of the likelihood; a client whose labels do not tell all classes apart has none to offer."""
     sums = np.zeros((len(temperature.NAMES), temperature.POINTS))
     cases = voxels = left_out = 0
-    if client.data.annotation is not None:
+    annotation = client.data.annotation
+    if annotation is not None and annotation.num_groups < len(annotation.groups):
         return {**temperature.scalars(sums), "cases": 0, "voxels": 0, "left_out": len(client.data.val)}
     for _, logits, batch in iterate_cases(client, client.data.val, params):
-        if not is_usable(logits):
+        truth = batch.label[0]
+        if not is_usable(logits) or is_ignored(truth, annotation):
             left_out += 1
             continue
-        truth = batch.label[0]
         box = around(truth, client.objective.predict(logits[None])[0])
-        s = scores(client.objective, logits[(None, slice(None), *box)])[0].flatten(1)
-        sums += temperature.slopes(s, truth[box].flatten(), temperature.grid())
+        counts = find_counted(truth[box], annotation)
+        s = scores(client.objective, logits[(None, slice(None), *box)])[0].flatten(1)[:, counts]
+        sums += temperature.slopes(s, truth[box].flatten()[counts], temperature.grid())
         cases, voxels = cases + 1, voxels + s.shape[1]
     return {**temperature.scalars(sums), "cases": cases, "voxels": voxels, "left_out": left_out}
 
@@ -190,29 +192,33 @@ def quality_sums(
     before, after = Tally.empty(), Tally.empty()
     groups = {part: np.zeros((2, NUM_BINS)) for part in PARTS}
     rows: list[dict[str, Any]] = []
-    ignores = client.data.annotation is not None and client.data.annotation.ignores
+    annotation = client.data.annotation
     for place, logits, batch in iterate_cases(client, split, params):
-        if not is_usable(logits) or ignores:
+        truth = batch.label[0]
+        if not is_usable(logits) or is_ignored(truth, annotation):
             rows.append({"case": split.names[place], **dict.fromkeys(ROW)})
             continue
-        truth, predicted = batch.label[0], predict_once(client, logits, fitted)
+        predicted = predict_once(client, logits, fitted)
         box = around(truth, predicted.label)
-        s = scores(objective, logits[(None, slice(None), *box)])[0].flatten(1)
-        true, label = truth[box].flatten(), predicted.label[box].flatten()
-        before += tally(log_probabilities(s), true, label, client.data.annotation)
-        after += tally(log_probabilities(s, fitted), true, label, client.data.annotation)
-        wrong = find_errors(label, true, client.data.annotation)
+        counts = find_counted(truth[box], annotation)
+        s = scores(objective, logits[(None, slice(None), *box)])[0].flatten(1)[:, counts]
+        true, label = truth[box].flatten()[counts], predicted.label[box].flatten()[counts]
+        before += tally(log_probabilities(s), true, label, annotation)
+        after += tally(log_probabilities(s, fitted), true, label, annotation)
+        wrong = find_errors(label, true, annotation)
         for part in PARTS:
             values = predicted.part(part)
             if values is not None:
-                groups[part] += np.stack(voxel_groups(bin_of(values[box]), wrong, NUM_BINS))
+                groups[part] += np.stack(voxel_groups(bin_of(values[box].flatten()[counts]), wrong, NUM_BINS))
         rows.append(
             {
                 "case": split.names[place],
-                "dice": case_dice(predicted.label, truth, split.spacing(place), regions, settings),
+                "dice": case_dice(
+                    predicted.label, truth, split.spacing(place), regions, settings, annotation
+                ),
                 "uncertainty": case_uncertainty(predicted),
                 "epistemic": case_mean(predicted, "epistemic"),
-                "overlap": error_overlap(predicted.total[box], wrong),
+                "overlap": error_overlap(predicted.total[box].flatten()[counts], wrong),
             }
         )
     return {
@@ -221,6 +227,18 @@ def quality_sums(
         "errors": {part: sparse(*sums) for part, sums in groups.items() if sums.any()},
         "cases": rows,
     }
+
+
+def is_ignored(truth: Tensor, annotation: Annotation | None) -> bool:
+    """Whether every voxel of a label is to be ignored."""
+    return annotation is not None and annotation.ignores and bool((truth == annotation.ignored).all())
+
+
+def find_counted(truth: Tensor, annotation: Annotation | None) -> Tensor | slice:
+    """The voxels of a label, row by row, that are not to be ignored."""
+    if annotation is None or not annotation.ignores:
+        return slice(None)
+    return (truth != annotation.ignored).flatten()
 
 
 def tally(log_p: Tensor, truth: Tensor, predicted: Tensor, annotation: Annotation | None) -> Tally:
@@ -232,11 +250,18 @@ def tally(log_p: Tensor, truth: Tensor, predicted: Tensor, annotation: Annotatio
 
 
 def case_dice(
-    label: Tensor, truth: Tensor, spacing: Sequence[float], regions: Regions, settings: EvaluateSettings
+    label: Tensor,
+    truth: Tensor,
+    spacing: Sequence[float],
+    regions: Regions,
+    settings: EvaluateSettings,
+    annotation: Annotation | None = None,
 ) -> float | None:
     """The mean over regions, as the case table has it; None where it is not defined."""
-    predicted = postprocess_labels(label.cpu().numpy(), settings.postprocess)
-    return finite(mean_dice(predicted, truth.cpu().numpy(), regions, spacing, settings.empty_policy))
+    predicted = torch.from_numpy(postprocess_labels(label.cpu().numpy(), settings.postprocess))
+    if annotation is not None:
+        predicted, truth = annotation.drop_ignored(predicted, truth.cpu())
+    return finite(mean_dice(predicted.numpy(), truth.cpu().numpy(), regions, spacing, settings.empty_policy))
 
 
 # Server

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from wardround.clients import Client
 from wardround.config import EvaluateSettings, Postprocess
+from wardround.data.annotation import Annotation
 from wardround.data.cases import Split
 from wardround.engine.judging.aggregates import Aggregate
 from wardround.engine.judging.postprocessing import Steps, name_variant, postprocess_labels
@@ -52,7 +53,7 @@ def score_cases(
     variants: score the prediction after the steps of each; regions are named by `name_variant`; tta: average
     over mirror images whatever the split.
     """
-    scorer = Scorer(split, regions, metrics, settings, variants)
+    scorer = Scorer(split, regions, metrics, settings, variants, client.data.annotation)
     # not in validation after rounds, which would take several times as long
     tta = tta or (settings.tta and (split is client.data.test or bool(variants)))
     with (
@@ -61,10 +62,7 @@ def score_cases(
     ):
         for logits, batch in client.predictions(split, params):
             losses = told_losses(objective, logits, batch.label, client.data.annotation)
-            predicted, label = objective.predict(logits), batch.label
-            if client.data.annotation is not None:
-                predicted, label = client.data.annotation.drop_ignored(predicted, label)
-            for job in scorer.jobs(predicted, label, losses):
+            for job in scorer.jobs(objective.predict(logits), batch.label, losses):
                 turns.take(job)
             turns.end_batch()
         return turns.results()
@@ -74,7 +72,8 @@ class Scorer:
     """Scores the cases of a split, batch by batch and in their order.
 
     Overlap is counted where the prediction is, and only counts leave the device. Masks follow if surface
-    metrics are asked for or predictions are tidied up first; that work is handed out case by case.
+    metrics are asked for or predictions are tidied up first; that work is handed out case by case. Voxels to
+    be ignored are taken out after predictions are tidied up, as `predict` does it.
     """
 
     def __init__(
@@ -84,8 +83,10 @@ class Scorer:
         metrics: Sequence[str],
         settings: EvaluateSettings,
         variants: Sequence[Steps] = (),
+        annotation: Annotation | None = None,
     ) -> None:
         self._split, self._regions, self._metrics, self._settings = split, regions, metrics, settings
+        self._annotation = annotation
         self._highest = max((label for labels in regions.values() for label in labels), default=0)
         self._variants = variants
         self._tidies = bool(variants) or settings.postprocess not in ("none", "auto")
@@ -94,46 +95,54 @@ class Scorer:
 
     def jobs(self, predicted: Tensor, label: Tensor, losses: Tensor) -> list[Job]:
         """What is left to do for each case of a batch; it needs nothing of the device."""
+        masks = truths = ignored = np.zeros((len(losses), 0))
+        whole = predicted
+        if self._annotation is not None:
+            if self._tidies and self._annotation.ignores:
+                ignored = (label == self._annotation.ignored).cpu().numpy()
+            predicted, label = self._annotation.drop_ignored(predicted, label)
         pairs = label_pairs(predicted, label, self._highest)
         size = pairs.shape[1:]
         both = torch.cat([losses.double()[:, None], pairs.flatten(1).double()], dim=1)
         numbers = both.cpu()  # one transfer
         counted = numbers[:, 1:].long().reshape(-1, *size).numpy()
-        masks = truths = np.zeros((len(losses), 0))
         if self.needs_masks:
-            masks, truths = (bounded(labels, self._highest).cpu().numpy() for labels in (predicted, label))
+            shown = whole if self._tidies else predicted
+            masks, truths = (bounded(labels, self._highest).cpu().numpy() for labels in (shown, label))
         start, self._num_seen = self._num_seen, self._num_seen + len(losses)
         return [
-            partial(self._row, start + k, float(numbers[k, 0]), counted[k], masks[k], truths[k])
+            partial(self._row, start + k, float(numbers[k, 0]), counted[k], masks[k], truths[k], ignored[k])
             for k in range(len(losses))
         ]
 
-    def _row(self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels) -> Row:
+    def _row(
+        self, index: int, loss: float, pairs: Labels, predicted: Labels, truth: Labels, ignored: Labels
+    ) -> Row:
         """The row of one case."""
-        counts = None
-        if not self._tidies:
-            counts = {name: region_confusion(pairs, labels) for name, labels in self._regions.items()}
+
+        def tidy(how: Postprocess) -> Labels:
+            labels = postprocess_labels(predicted, how)
+            return np.where(ignored, 0, labels) if ignored.size else labels
+
         if self._variants:
             scores = {
                 name_variant(number, region): found
                 for number, steps in enumerate(self._variants)
-                for region, found in self._measure(index, predicted, truth, steps).items()
+                for region, found in self._measure(index, tidy(steps), truth).items()
             }
+        elif self._tidies:
+            scores = self._measure(index, tidy(self._settings.postprocess), truth)
         else:
-            scores = self._measure(index, predicted, truth, self._settings.postprocess, counts)
+            counts = {name: region_confusion(pairs, labels) for name, labels in self._regions.items()}
+            scores = self._measure(index, predicted, truth, counts)
         return {"case": self._split.names[index], "loss": loss, "regions": scores}
 
     def _measure(
-        self,
-        index: int,
-        predicted: Labels,
-        truth: Labels,
-        how: Postprocess,
-        counts: Mapping[str, Confusion] | None = None,
+        self, index: int, predicted: Labels, truth: Labels, counts: Mapping[str, Confusion] | None = None
     ) -> dict[str, dict[str, float]]:
         """The metrics of one case, by region."""
         return measure(
-            predicted if counts is not None else postprocess_labels(predicted, how),
+            predicted,
             truth,
             self._regions,
             self._metrics,
@@ -225,11 +234,20 @@ class Evaluation:
         return cls({}, clients, overall, held_out)
 
     @cached_property
+    def regions_of(self) -> dict[str, list[str]]:
+        """What the cases of each client were measured in: what it annotates."""
+        told = {client: one.regions for client, one in self.aggregates.items()}
+        return told | {
+            client: list(dict.fromkeys(region for row in rows for region in row["regions"]))
+            for client, rows in self.cases.items()
+        }
+
+    @cached_property
     def regions(self) -> list[str]:
-        """What the cases were measured in; empty where only the summaries are known."""
-        told = [region for one in self.aggregates.values() for region in one.regions]
-        found = [region for rows in self.cases.values() for row in rows for region in row["regions"]]
-        return list(dict.fromkeys([*found, *told]))
+        """What the cases were measured in, in the order of whoever has most; empty where only the summaries
+        are known."""
+        each = sorted(self.regions_of.values(), key=len, reverse=True)
+        return list(dict.fromkeys(region for own in each for region in own))
 
     def of_region(self, region: str) -> Evaluation:
         """The same cases in one region alone; a client without it has no value."""

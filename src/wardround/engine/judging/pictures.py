@@ -114,20 +114,22 @@ class Album:
         self._calibration = torch.zeros(NUM_BINS, 3, dtype=torch.float64)
 
     def add(self, image: Tensor, truth: Tensor, probabilities: Tensor, labels: NDArray[np.uint8]) -> None:
-        """The next case of the split. probabilities: (classes, *spatial); labels: as they were scored."""
+        """The next case. probabilities: (classes, *spatial); labels: the mask, drawn where it counts."""
         name, spacing = self._split.names[len(self._pictures)], self._split.spacing(len(self._pictures))
         truth, probabilities = truth.cpu(), probabilities.float().cpu()
+        counted, shown = torch.ones_like(truth, dtype=torch.bool), torch.from_numpy(labels)
         if self._annotation is not None:
-            _, truth = self._annotation.drop_ignored(truth, truth)
-        dice = mean_dice(labels, truth.numpy(), self._regions, spacing, self._empty_policy)
+            counted = truth != self._annotation.ignored
+            shown, truth = map(self._annotation.hide, self._annotation.drop_ignored(shown, truth))
+        dice = mean_dice(shown.numpy(), truth.numpy(), self._regions, spacing, self._empty_policy)
         entropy = entropy_bytes(probabilities)
         view = View() if truth.ndim == 2 else choose_view(truth.shape, spacing, self._orientation)
-        picture = picture_of(name, image, truth, torch.from_numpy(labels), entropy, spacing, view)
+        picture = picture_of(name, image, truth, shown, entropy, spacing, view)
         self._views.append(view)
         self._pictures.append(replace(picture, dice=dice))
         self._shares.append(float((truth > 0).double().mean()))
         told = merge_sums(probabilities[None], self._annotation)[0]
-        self._calibration += count_calibration(told, truth)
+        self._calibration += count_calibration(told[:, counted], truth[counted])
 
     def save(
         self,

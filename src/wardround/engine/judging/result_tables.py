@@ -43,7 +43,7 @@ def client_table(
         columns[place:place] = [f"95 % interval ({main})", "n"]
         caption += f" n: cases behind {main}; the interval is by Student's t over them."
     if len(regions) > 1:
-        caption += f" {ALL_STRUCTURES}"
+        caption += f" {ALL_STRUCTURES}{describe_unscored(evaluation)}"
     if evaluation.held_out:
         caption += f" {HELD_OUT}"
     caption += describe_sums(evaluation)
@@ -102,6 +102,17 @@ def describe_sums(evaluation: Evaluation) -> str:
 
 
 ALL_STRUCTURES = "All: every case counts once for each of its structures."
+
+
+def describe_unscored(evaluation: Evaluation) -> str:
+    """Who annotates some structures alone, so that means over clients are over different ones."""
+    every, found = evaluation.regions, evaluation.regions_of
+    few = {name: ", ".join(own) or "nothing" for name, own in found.items() if len(own) < len(every)}
+    partial = [f"{name} {told}" for name, told in sorted(few.items())]
+    if not partial:
+        return ""
+    told = f"Clients are scored in what they annotate alone ({'; '.join(partial)})"
+    return f" {told}, so compare them structure by structure."
 
 
 def find_interval(summary: Summary, metric: str) -> Interval:
