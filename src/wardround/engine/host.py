@@ -285,7 +285,7 @@ class Host:
         def attempt() -> tuple[Client, Message]:
             client = self._prepare_client(name, round, sync_state)
             if client.guard is not None:
-                client.guard.check_task(task)
+                client.guard.check_task(task, message)
             if task == "norm_stats" and self.policy.run.secure_sum:
                 raise PrivacyRefusal("statistics of a single client do not leave under privacy.secure_sum")
             return client, check_sendable(self._find_task(task)(client, message), task)

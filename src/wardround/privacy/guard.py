@@ -6,16 +6,14 @@ import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from wardround.messages import Message
 from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
 from wardround.privacy.filters import ClientNoise, Filter, Outgoing, Withhold
 from wardround.privacy.settings import Policy
+from wardround.text import clipped
 
-PASSING = (
-    "train",
-    "evaluate",
-    "calibrate",
-    "pictures",
-)  # tasks that are done at all; of pictures nothing leaves
+# Tasks that are done at all; of pictures nothing leaves.
+PASSING = ("train", "evaluate", "calibrate", "pictures")
 
 
 class CaseNoise(NamedTuple):
@@ -73,11 +71,17 @@ class Guard:
         self._batch = batch
         self._trainable = frozenset(trainable)
 
-    def check_task(self, task: str) -> None:
+    def check_task(self, task: str, request: Message) -> None:
         """Refuse what would leave without a filter for it."""
+        level = f"privacy.level: {self.policy.run.level}"
         if task not in PASSING:
+            raise PrivacyRefusal(f"task '{task}' is not answered under {level}")
+        if task == "train" and request.optional_params is None:
+            raise PrivacyRefusal(f"a request to train brings no model, which {level} measures updates from")
+        split = clipped(str(request.scalars.get("split")), 40)
+        if task == "evaluate" and split not in ("val", "test"):
             raise PrivacyRefusal(
-                f"task '{task}' is not answered under privacy.level: {self.policy.run.level}"
+                f"scores of split '{split}' do not leave under {level}: it has training cases"
             )
 
     def charge_steps(self, round: int) -> CaseNoise | None:
