@@ -17,7 +17,7 @@ import torch
 
 from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
-from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender
+from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender, Terms
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import measurable
@@ -99,6 +99,7 @@ def make_guard(host: Host, client: Client) -> Guard:
         host.policy,
         PrivacyBudget(host.budget or host.folder(client.name) / BUDGET_FILE),
         run.parent.name if host.budget is None else run.name,
+        asked=host.config.privacy,
         rounds=host.config.rounds,
         cases=cases,
         steps=host.config.count_steps(cases),
@@ -185,7 +186,8 @@ class Host:
         self._clients: dict[str, Client] = {}
         self._stores: dict[str, MemoryStore | CachedMemory] = {}
         learned = list(Params.trainable(self.bench.model)) if self.policy.run.secure_sum else []
-        self.senders = {name: Sender(name, self.folder(name), learned, identity) for name in self.names}
+        terms = Terms.of(config.privacy, config.rounds)
+        self.senders = {n: Sender(n, self.folder(n), learned, identity, terms) for n in self.names}
 
     # Registration and bookkeeping
 

@@ -7,9 +7,10 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from wardround.messages import Message
+from wardround.privacy.accountant import calibrate_noise
 from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
 from wardround.privacy.filters import ClientNoise, Filter, Outgoing, Withhold
-from wardround.privacy.settings import Policy
+from wardround.privacy.settings import Policy, PrivacySettings
 from wardround.text import clipped
 
 # Tasks that are done at all; of pictures nothing leaves.
@@ -30,24 +31,33 @@ class CaseNoise(NamedTuple):
 
 
 class SumNoise(NamedTuple):
-    """Noise that the clients of a secure sum share, so that the sum has it once."""
+    """Noise that the clients of a secure sum share, so that the sum has it once.
+
+    clip, noise: what this client needs; planned: noise times clip that the run's own settings come to, which
+    the others add their share of at least.
+    """
 
     clip: float
     noise: float
+    planned: float
 
     def share(self, largest: float, num_members: int) -> float:
-        """What each of at least so many members adds to its weighted update; largest: of all weights.
+        """What this one of at least so many members adds to its weighted update; largest: of all weights.
 
-        Any two updates of one client differ by at most twice the clipping norm times its weight.
+        Any two updates of one client differ by at most twice the clipping norm times its weight. Who needs
+        more than was planned (it spent more, or allows less) adds what the others' shares leave open.
         """
-        return self.noise * 2 * self.clip * largest / math.sqrt(num_members)
+        own = self.planned**2 / num_members
+        variance = max(own, (self.noise * self.clip) ** 2 - self.planned**2 + own)
+        return 2 * largest * math.sqrt(variance)
 
 
 class Guard:
     """The policy of one run at one client, with its budget.
 
-    rounds: of the run; cases: training cases that the client says it has; steps: that so many make in a
-    round; batch: cases of a training step; trainable: names of the tensors that learn.
+    asked: what the run asks of all; rounds: of the run; cases: training cases that the client says it has;
+    steps: that so many make in a round; batch: cases of a training step; trainable: names of the tensors that
+    learn.
     """
 
     def __init__(
@@ -56,6 +66,7 @@ class Guard:
         budget: PrivacyBudget,
         run: str,
         *,
+        asked: PrivacySettings,
         rounds: int,
         cases: int,
         steps: int,
@@ -64,6 +75,7 @@ class Guard:
     ) -> None:
         self.policy = policy
         self.cases = cases
+        self._asked = asked
         self._budget = budget
         self._run = run
         self._rounds = rounds
@@ -111,8 +123,13 @@ class Guard:
 
     def charge_sum(self, round: int) -> SumNoise | None:
         """The noise of one secure sum, charged; None where updates need none or have it already."""
-        settings = self.policy.run
-        return SumNoise(settings.clip, self._charge(round)) if settings.level == "client" else None
+        settings, asked = self.policy.run, self._asked
+        if settings.level != "client":
+            return None
+        planned = None
+        if asked.level == "client":
+            planned = calibrate_noise([], 1.0, self._rounds, asked.epsilon, asked.delta)
+        return SumNoise(settings.clip, self._charge(round), (planned or 0.0) * asked.clip)
 
     def _charge(self, round: int, rate: float = 1.0, steps: int = 1) -> float:
         left = max(self._rounds - round, 1)

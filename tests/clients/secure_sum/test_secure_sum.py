@@ -15,13 +15,14 @@ from pytest import MonkeyPatch, fixture, importorskip, mark, raises
 import wardround as wr
 from wardround.aggregation.mean import mean
 from wardround.clients import Answer
-from wardround.clients.secure_sum.layout import KEY, SumLayout, choose_threshold, round_up
+from wardround.clients.secure_sum.layout import KEY, SumLayout, Terms, choose_threshold, round_up
 from wardround.clients.secure_sum.sender import SUMMED, Sender
 from wardround.clients.secure_sum.session import SumSession
 from wardround.errors import ClientError, ConfigError, TooFewClients, WardroundError
 from wardround.messages import Message, Reply
 from wardround.methods import METHODS
 from wardround.params import Params
+from wardround.privacy import BUDGET_FILE, PrivacyBudget, SumNoise
 from wardround.privacy.secure_sum import SumRefusal
 
 importorskip("cryptography")
@@ -494,9 +495,8 @@ def test_settings_under_which_single_updates_would_leave_are_refused(
 # With noise
 
 
-def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path) -> None:
     importorskip("opacus")
-    monkeypatch.setattr("wardround.privacy.guard.Guard._charge", lambda *_, **__: 1.5)  # noise multiplier
     private = {**SECURE, "level": "client", "clip": 1e-6, "cases": 10}
     result = run(
         tmp_path / "run", data=FIVE, privacy=private, rounds=1,
@@ -507,8 +507,59 @@ def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path, monkeypa
     before, after = start.outcome.state.params, result.outcome.state.params
     noise = torch.cat([(after[name].double() - before[name].double()).flatten() for name in after])
 
-    expected = (
-        1.5 * 2 * 1e-6 / 5 * math.sqrt(5 / 3)
-    )  # weights of 1/5; made for the 3 that must stay, all 5 add
+    budget = PrivacyBudget(tmp_path / "run" / "clients" / "north" / BUDGET_FILE)
+    [multiplier] = [line.release.noise for line in budget.read()]
+    expected = multiplier * 2 * 1e-6 / 5 * math.sqrt(5 / 3)  # weights of 1/5; for 3 that must stay, all 5 add
     assert len(noise) > 10_000
     assert abs(float(noise.std()) / expected - 1) < 0.05
+
+
+@mark.parametrize("epsilon", [8.0, 1.0])
+def test_noise_of_the_client_level_has_room_in_the_sum_whatever_epsilon(
+    tmp_path: Path, epsilon: float
+) -> None:
+    importorskip("opacus")
+    private = {**SECURE, "level": "client", "epsilon": epsilon, "cases": 10}
+    result = run(tmp_path / "run", data=FIVE, privacy=private, rounds=6)
+
+    for record in result.records:
+        assert not record["lost"] and len(record["secure_sum"][0]["clients"]) == 5
+        assert record["secure_sum"][0]["bits"] == 64
+
+
+@mark.parametrize(
+    ("needed", "planned"), [(1.5, 1.5), (4.0, 1.5), (1.5, 0.0), (1.0, 1.5)]
+)  # as planned, more than planned, with others who plan none, less
+def test_with_the_planned_shares_of_the_others_the_sum_has_what_each_needs(
+    needed: float, planned: float
+) -> None:
+    members, clip, largest = 4, 0.5, 0.3
+    own = SumNoise(clip, needed, planned * clip).share(largest, members)
+    others = SumNoise(clip, planned, planned * clip).share(largest, members)
+
+    total = math.sqrt(own**2 + (members - 1) * others**2)
+    assert total >= max(needed, planned) * 2 * clip * largest * (1 - 1e-12)
+    if needed in (planned, 4.0) or not planned:
+        assert math.isclose(total, max(needed, planned) * 2 * clip * largest)
+
+
+def test_clients_that_were_told_different_noise_make_no_sum(table: Table) -> None:
+    table.senders["anna"]._terms = Terms("client", 8.0, 1e-5, 1.0, 6)  # the others: none
+    with raises(TooFewClients):
+        mean([reply.params for reply in table.open()])
+
+    assert "signature of 'anna' is not valid" in table.refused["sum_shares/bert"]
+
+
+def test_a_change_that_rounding_made_longer_is_clipped_again(tmp_path: Path) -> None:
+    """A server may send a model so large that adding a change to it rounds every number up."""
+    base = Params({"w": torch.full((1000,), 2.0**20)})  # neighbours are 1/8 apart
+    sent = Params({"w": base["w"] + 0.1})
+    table = Table(tmp_path, dict.fromkeys(NAMES, Message(sent)), base=base)
+    table.open()
+
+    change = sent["w"].double() - base["w"].double()
+    factor = table.senders["anna"]._clip_factor(table.senders["anna"]._pending["params"], 1.0)
+
+    assert float(change.norm()) > 3.9
+    assert math.isclose(float((change * factor).norm()), 1.0)

@@ -19,8 +19,10 @@ from wardround.clients.secure_sum.layout import (
     KEY,
     MAX_SHARE,
     MODEL,
+    NO_NOISE,
     REFUSAL,
     SumLayout,
+    Terms,
     choose_threshold,
     make_context,
 )
@@ -60,14 +62,23 @@ class Sender:
     """One client's answers until they are summed.
 
     folder: where it remembers with whom each was summed: two sums of the same answers over different clients
-    would differ by what a single one sent. learned: names of the tensors that learn.
+    would differ by what a single one sent. learned: names of the tensors that learn; terms: of the run's
+    noise.
     """
 
-    def __init__(self, name: str, folder: Path, learned: Collection[str], identity: Identity | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        learned: Collection[str],
+        identity: Identity | None,
+        terms: Terms = NO_NOISE,
+    ) -> None:
         self._name = name
         self._folder = folder
         self._learned = frozenset(learned)
         self._identity = identity
+        self._terms = terms
         self._session = ""
         self._threshold = 0
         self._charge: Charge = lambda: None
@@ -88,10 +99,11 @@ class Sender:
             specs = {name: group.spec(name) for name in group}
             floats = group.only([name for name in group if specs[name][1].is_floating_point])
             base = received.only(floats) if label == MODEL and received is not None else None
-            layout = SumLayout.of(specs, None if asked.get("wide") else base, self._learned)
+            is_wide = self._terms.are_wide or asked.get("wide")
+            layout = SumLayout.of(specs, None if is_wide else base, self._learned)
             member = Member(
                 self._name,
-                context=make_context(self._session, self._threshold, round, task, label),
+                context=make_context(self._session, self._threshold, round, task, label, self._terms),
                 identity=identity,
                 threshold=self._threshold,
             )
@@ -143,6 +155,7 @@ class Sender:
         check_weights(weights, [self._name], {*shares, self._name})
         noise = self._charge() if pending.base is not None else None
         deviation = 0.0 if noise is None else noise.share(largest_factor(weights), self._threshold)
+        shrink = 1.0 if noise is None else self._clip_factor(pending, noise.clip)
 
         def weigh(name: str) -> Iterator[Tensor]:
             flat, base = (
@@ -154,7 +167,7 @@ class Sender:
                 piece = flat[start : start + PIECE].to(torch.float64, copy=True)
                 if base is not None:
                     piece -= base[start : start + PIECE]
-                piece *= factors[name]
+                piece *= factors[name] * (shrink if name in self._learned else 1.0)
                 yield add_noise(piece, deviation) if deviation and name in self._learned else piece
 
         vector = pending.layout.encode(weigh, len(pending.names))
@@ -162,6 +175,18 @@ class Sender:
         masked = pending.member.mask(vector, shares, binding=binding, in_place=True)
         pending.tensors, pending.base, pending.weights = Params(), None, weights
         return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
+
+    def _clip_factor(self, pending: Pending, clip: float) -> float:
+        """What brings the change to the clipping norm: adding it to the model, in float32, has rounded it."""
+        base = pending.base
+        assert base is not None, "noise is for the change of a model"
+        changes = (
+            pending.tensors[n].detach().cpu().double() - base[n].detach().cpu().double()
+            for n in pending.tensors
+            if n in self._learned
+        )
+        norm = math.hypot(*(float(change.norm()) for change in changes))
+        return min(1.0, clip / norm) if norm else 1.0
 
     def _confirm(self, pending: Pending, survivors: Any) -> str:
         if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
