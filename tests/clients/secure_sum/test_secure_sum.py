@@ -41,8 +41,8 @@ class Table:
         self.base = (
             base if base is not None else Params({n: torch.zeros_like(t) for n, t in self.first.items()})
         )
-        learned = list(self.base)
-        self.senders = {name: Sender(name, folder / name, learned, None) for name in answers}
+        self.learned = list(self.base)
+        self.senders = {name: Sender(name, folder / name, self.learned, None) for name in answers}
         self.silent: dict[str, set[str]] = {}
         self.change: Callable[[str, str, Message], Message] = lambda task, name, reply: reply
         self.sent: dict[tuple[str, str], Message] = {}
@@ -59,7 +59,7 @@ class Table:
         """Everybody answers `train` and withholds its tensors."""
         sent = dict.fromkeys(self.answers, Message(params=self.base))
         self.session = SumSession(
-            "train", round, sent, min_clients, list(self.base),
+            "train", round, sent, min_clients, self.learned,
             ask=self.ask,
             refuse=lambda task, name, reason: self.refused.update({f"{task}/{name}": reason}),
             exclude=lambda name, reason: self.excluded.update({name: reason}),
@@ -252,6 +252,35 @@ def test_a_repeated_round_over_other_clients_is_refused_by_each(table: Table) ->
     assert json.loads((table.senders["anna"]._folder / SUMMED).read_text())
 
 
+@mark.parametrize(("learned", "change"), [(["a", "b"], 0.1), (["a", "b"], 1e-9), (["a"], 2.0**-54)])
+def test_a_repeated_round_with_other_weights_is_refused_by_each(
+    table: Table, learned: list[str], change: float
+) -> None:
+    """Of as many sums of the same updates as there are clients, with other weights each, all can be computed."""
+    for sender in table.senders.values():
+        sender._learned = frozenset(learned)
+    table.learned = learned
+    mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2, 0.2])
+    mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2, 0.2])  # the same gives nothing away
+    with raises(TooFewClients):
+        mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2 - change, 0.2 + change])
+
+    assert "with other weights" in table.refused["sum_unmask/anna"]
+    assert [told["bits"] for told in table.notes] == [32 if len(learned) == 2 else 64] * 2
+
+
+def test_a_round_can_be_repeated_among_those_who_were_summed_whose_weights_then_add_up_again(
+    table: Table,
+) -> None:
+    replies, counts = table.open(), [17, 23, 5, 11, 31]
+    table.silent = {phase: {"emil"} for phase in PHASES[2:]}
+    mean([reply.params for reply in replies], [count / sum(counts) for count in counts])
+
+    again = table.open()[:4]
+    found = mean([reply.params for reply in again], [count / sum(counts[:4]) for count in counts[:4]])
+    assert table.notes[1]["clients"] == list(NAMES[:4]) and found["a"].shape == (2, 3)
+
+
 def test_a_weight_that_singles_out_a_client_is_refused_by_it(table: Table) -> None:
     replies = table.open()
     table.silent = {"sum_unmask": {"emil"}}
@@ -294,7 +323,7 @@ def test_a_list_that_was_refused_changes_nothing(table: Table) -> None:
     pending = table.senders["anna"]._pending["params"]
     assert pending.names == NAMES
     remembered = json.loads((table.senders["anna"]._folder / SUMMED).read_text())
-    assert remembered[pending.key] == list(NAMES[:4])
+    assert remembered[pending.key]["clients"] == list(NAMES[:4])
 
 
 def test_clients_that_were_told_different_weights_do_not_add_up(table: Table) -> None:
