@@ -264,8 +264,9 @@ class Site:
             budget=self._state / BUDGET_FILE,
             identity=self.identity,
         )
-        num_train = host.client(self.name).num_examples
-        refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))
+        client = host.client(self.name)
+        told = client.num_examples if client.guard is None else client.guard.cases
+        refuse(rules.too_few(client.num_examples) or resources.refuses_steps(config, told))
         return host
 
     def _check_sums(self, asked: PrivacySettings, own: PrivacySettings) -> None:
@@ -300,6 +301,8 @@ class Site:
         facts = collect_facts(host.federation)
         if host.policy.is_on:  # measured on cases, and only for a plan
             facts |= {"shape": None, "spacing": None}
+            told = dict.fromkeys(facts.get("lacks", ()), registration.num_train or 1)
+            facts |= {"lacks": told} if "lacks" in facts else {}
         scalars = {"registration": registration.as_dict(), "facts": facts}
         client = host.client(self.name)
         count = client.num_examples if client.guard is None else registration.num_train

@@ -73,6 +73,13 @@ def regions_of(client: Client, federation: Federation) -> Mapping[str, Sequence[
     return measurable(federation.regions, client.data.annotation)
 
 
+def count_unlabelled(client: Client, num_train: int) -> int:
+    """Training cases without a label; under privacy the number that is told of all, if none has one."""
+    if client.guard is None:
+        return client.data.num_unlabelled
+    return num_train if client.data.num_unlabelled == client.num_examples else 0
+
+
 def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answer) -> Answer:
     """The answer as it may leave, and what was done to it."""
     facts = {key: getattr(answer, key) for key in ("message", "num_examples", "num_steps", "seconds", "loss")}
@@ -207,7 +214,7 @@ class Host:
             trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
-            num_unlabelled=0 if is_pooled else data.num_unlabelled,
+            num_unlabelled=0 if is_pooled else count_unlabelled(self.client(name), num_train),
             annotates=() if data.annotation is None else data.annotation.told_classes,
         )
 
@@ -288,8 +295,8 @@ class Host:
             client = self._prepare_client(name, round, sync_state)
             if client.guard is not None:
                 client.guard.check_task(task, message)
-            if task == "norm_stats" and self.policy.run.secure_sum:
-                raise PrivacyRefusal("statistics of a single client do not leave under privacy.secure_sum")
+            if task in ("norm_stats", "personal_model") and self.policy.run.secure_sum:
+                raise PrivacyRefusal(f"task '{task}' of a single client is not done under privacy.secure_sum")
             return client, check_sendable(self._find_task(task)(client, message), task)
 
         try:

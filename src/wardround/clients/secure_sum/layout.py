@@ -111,13 +111,14 @@ class SumLayout:
                     values = piece.numpy()
                     largest = max(float(values.max()), -float(values.min()))
                     if largest > most - rounding.step:
-                        raise SumRefusal(
-                            f"its weighted change is {largest:.3g}, and a sum has room for {most:.3g}."
-                        )
+                        raise SumRefusal("too large")
                     vector[start : start + len(values)] = rounding.encode(values)
                     start += len(values)
-            except SumRefusal as refusal:
-                raise SumRefusal(f"tensor '{name}': {refusal}") from None
+            except SumRefusal:  # which number it is would be one of a single client's update
+                raise SumRefusal(
+                    f"tensor '{name}': its weighted change is not finite, or more than the {most:.3g} that a "
+                    "sum has room for."
+                ) from None
         return vector
 
     def decode(self, vector: Array) -> dict[str, Tensor]:
