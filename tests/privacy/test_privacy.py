@@ -164,6 +164,19 @@ def test_words_name_what_is_not_covered_and_who_is_without() -> None:
     assert "covers whatever a hospital trained on" in words
     assert "does not cover numbers of training cases; scores" in words
     assert words.endswith("Without privacy: east.")
+    assert "share the noise" not in words
+    shared = describe_told({"north": {**entry, "shared": True}})
+    assert shared is not None and "while all others in them add their share" in shared
+
+
+def test_a_run_with_shared_noise_says_so_in_report_records_and_budget(tmp_path: Path) -> None:
+    private = {**CLIENT, "secure_sum": True, "cases": 10}
+    run(tmp_path, privacy=private, rounds=1)
+
+    page = " ".join(write_report([tmp_path]).read_text().split())
+    assert "Hospitals share the noise of a secure sum" in page and "no single one" in page
+    assert read_lines(tmp_path / "records.jsonl")[0]["privacy"]["north"]["shared"] is True
+    assert [line.is_shared for line in budget_of(tmp_path).read()] == [True]
 
 
 def test_a_plan_says_what_a_setting_cost_where_it_was_measured() -> None:

@@ -146,6 +146,8 @@ class Guard:
             "counts": "given" if settings.cases is None else "declared",
             "filters": [dict(note) for note in outgoing.notes],
         }
+        if settings.shares_noise:
+            told["shared"] = True
         if self.policy.total is not None:
             told["total"] = round(self._budget.spent(self.policy.total), 6)
             told["limit"] = self.policy.total.epsilon

@@ -206,7 +206,7 @@ class Sender:
         now = {"clients": clients, "weights": relate_weights(pending.weights, clients, is_exact)}
         try:
             known = dict(parse_json(path.read_bytes())) if path.exists() else {}
-            before = known.get(pending.key, now)
+            before: Any = known.get(pending.key, now)
             others, weights = before["clients"], before["weights"]
             is_weighed_so = are_same(weights, now["weights"], 0.0 if is_exact else SAME_SHARES)
         except (ValueError, TypeError, LookupError, AttributeError):
