@@ -203,7 +203,10 @@ class Sender:
         path = self._folder / SUMMED
         clients = sorted(pending.member.survivors)
         is_exact = pending.layout.bits == 64
-        now = {"clients": clients, "weights": relate_weights(pending.weights, clients, is_exact)}
+        now: dict[str, Any] = {
+            "clients": clients,
+            "weights": relate_weights(pending.weights, clients, is_exact),
+        }
         try:
             known = dict(parse_json(path.read_bytes())) if path.exists() else {}
             before: Any = known.get(pending.key, now)
