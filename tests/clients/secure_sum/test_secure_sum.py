@@ -249,7 +249,7 @@ def test_a_repeated_round_over_other_clients_is_refused_by_each(table: Table) ->
 
     with raises(TooFewClients):
         mean([reply.params for reply in replies])
-    assert "was summed before" in table.refused["sum_unmask/anna"]
+    assert "this answer was summed before, over" in table.refused["sum_unmask/anna"]
     assert json.loads((table.senders["anna"]._folder / SUMMED).read_text())
 
 

@@ -211,10 +211,11 @@ class Sender:
             known = dict(parse_json(path.read_bytes())) if path.exists() else {}
             before: Any = known.get(pending.key, now)
             others, weights = before["clients"], before["weights"]
-            is_weighed_so = are_same(weights, now["weights"], 0.0 if is_exact else SAME_SHARES)
+            tolerance = 0.0 if is_exact else SAME_SHARES
+            is_same = others == clients and are_same(weights, now["weights"], tolerance)
         except (ValueError, TypeError, LookupError, AttributeError):
             raise SumRefusal(f"{SUMMED} is damaged, so it is not known what was summed before") from None
-        if others != clients or not is_weighed_so:
+        if not is_same:
             how = "with other weights" if others == clients else f"over {describe(clients)}"
             raise SumRefusal(
                 f"this answer was summed before, over {describe(others)}; with a second sum, {how}, what a "
