@@ -217,6 +217,11 @@ def parse(values: Mapping[str, Any], label: str = "") -> Config:
 
 def check_secure_sum(config: Config) -> None:
     """Refuse settings under which single updates would leave, or masked numbers would not arrive whole."""
+    if config.evaluate.cross_site and (config.privacy.is_on or config.privacy.secure_sum):
+        raise ConfigError(
+            "evaluate.cross_site has every client send its own model, which privacy does not allow. Leave it "
+            "out."
+        )
     if not config.privacy.secure_sum:
         return
     if config.traffic != TrafficSettings():

@@ -34,6 +34,21 @@ def test_status_shows_every_run_and_all_together(monkeypatch: Any, capsys: Any, 
     assert "Epsilon of all runs together may reach 4 (privacy.epsilon)." in out
 
 
+def test_status_of_both_levels_says_what_they_cover_together(
+    monkeypatch: Any, capsys: Any, kit: Path
+) -> None:
+    budget = PrivacyBudget(kit / "state" / "privacy.jsonl")
+    case = PrivacySettings(level="case", epsilon=3.9)
+    budget.charge(Policy(case), "third", 0, rounds_left=1, rate=0.5)
+    shared = PrivacySettings(level="client", epsilon=3.9, secure_sum=True)
+    budget.charge(Policy(shared), "fourth", 0, rounds_left=1)
+    _, out, _ = call(monkeypatch, capsys, "privacy", "status", str(kit))
+
+    words = " ".join(out.split())
+    assert "Case and client level covers whether any one training case took part." in words
+    assert "epsilon holds for whoever sees sums alone" in words
+
+
 def test_status_as_json_has_the_numbers(monkeypatch: Any, capsys: Any, kit: Path) -> None:
     _, out, _ = call(monkeypatch, capsys, "privacy", "status", str(kit), "--json")
 

@@ -137,8 +137,26 @@ def test_hospitals_that_are_lost_or_die_in_a_secure_sum_do_not_stop_it(tmp_path:
 
 def test_a_hospital_that_demands_secure_sums_answers_no_other_run(tmp_path: Path) -> None:
     rules = loopback.RULES.model_copy(update={"privacy": PrivacySettings(secure_sum=True)})
-    conducted(Loopback(tmp_path / "sites", north=rules), tmp_path / "run", rounds=1, **SHORT)
-    assert "under secure summation alone" in records(tmp_path / "run")[0]["lost"]["train/north"]
+    loop = Loopback(tmp_path / "sites", north=rules)
+    conducted(loop, tmp_path / "run", rounds=1, **SHORT)
+
+    assert records(tmp_path / "run")[0]["clients"] == ["east", "south"]
+    assert ("north", "train", 1) not in loop.asked
+    assert "privacy.secure_sum: true" in loop.replies["north"].header["more"]["refused"]
+
+
+def test_a_hospital_that_demands_noise_in_the_sum_answers_where_all_add_it(tmp_path: Path) -> None:
+    demands = PrivacySettings(level="client", epsilon=4.0, cases=20, secure_sum=True)
+    rules = loopback.RULES.model_copy(update={"privacy": demands})
+    loop = Loopback(tmp_path / "sites", north=rules)
+    with raises(TooFewClients, match="at least 3|min_clients is 3"):
+        conducted(loop, tmp_path / "run", rounds=1, min_clients=3, **SECURE, **SHORT)
+    assert "set privacy.level: client in the run" in loop.replies["north"].header["more"]["refused"]
+
+    noised = {"privacy": {"secure_sum": True, "level": "client", "epsilon": 8.0, "cases": 20}}
+    conducted(Loopback(tmp_path / "others", north=rules), tmp_path / "noised", rounds=1, **noised, **SHORT)
+    [told] = [record["privacy"] for record in records(tmp_path / "noised")]
+    assert told["north"]["limit"] == 4.0 and told["north"]["epsilon"] <= 4.0 < told["east"]["epsilon"]
 
 
 def test_a_hospital_without_a_key_refuses_a_secure_sum(tmp_path: Path) -> None:

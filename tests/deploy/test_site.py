@@ -637,6 +637,29 @@ def test_a_private_hospital_registers_its_declared_number_and_no_shapes(opened: 
     assert scalars["facts"]["shape"] is scalars["facts"]["spacing"] is None
 
 
+def test_a_private_hospital_tells_no_true_count_of_cases_without_label_or_channel(tmp_path: Path) -> None:
+    cases = {"hospitals": 3, "size": 16, "cases": 8, "channels": 2, "unlabelled": ["north"]}
+    lacks = {"lacks": {"north": ["channel_0"]}}
+    changes = {"data": {"phantom": {**cases, **lacks}}, "objective": {"name": "pseudo_labels"}}
+    told = []
+    for privacy in (PrivacySettings(), PRIVATE):
+        site = Site("north", RULES.model_copy(update={"privacy": privacy}), tmp_path / privacy.level)
+        scalars = site.answer(request("register", changes=changes)).header["scalars"]
+        told.append((scalars["registration"]["num_unlabelled"], scalars["facts"]["lacks"]))
+
+    assert told == [(5, {"channel_0": 8}), (20, {"channel_0": 20})]
+
+
+def test_the_limit_of_steps_is_held_against_the_declared_number(opened: Callable[..., Site]) -> None:
+    """A run with other numbers of steps would otherwise find the true number of cases by what is refused."""
+    limits = Resources.unlimited().model_copy(update={"steps": 5})
+    changes = {"batch_size": 2, "local_epochs": 1}  # 3 steps for 5 true cases, 10 for 20 declared ones
+
+    assert "refused" not in more_of(opened(resources=limits).answer(request("register", changes=changes)))
+    asked = request("register", changes=changes)
+    assert "at most 5 steps" in refusal(opened(resources=limits, privacy=PRIVATE).answer(asked))
+
+
 def test_a_method_that_sends_more_is_refused_by_a_private_hospital(opened: Callable[..., Site]) -> None:
     reply = opened(privacy=PRIVATE).answer(training())
 

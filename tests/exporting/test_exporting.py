@@ -145,6 +145,19 @@ def test_transformers_of_monai_come_back_the_same(
 # The card
 
 
+def test_the_card_names_whose_updates_had_no_noise(volumes: Path, tmp_path: Path) -> None:
+    shutil.copytree(volumes, tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "records.jsonl").read_text().splitlines()]
+    told = {"level": "client", "epsilon": 4.0, "delta": 1e-5, "scores": "withhold", "counts": "declared"}
+    first, *others = sorted(read_run(volumes).clients)
+    lines[-1]["privacy"] = {first: told}
+    (tmp_path / "run" / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    export(tmp_path / "run", "torch", tmp_path / "out")
+
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "epsilon 4.00 at delta 1e-05" in card and f"Without privacy: {', '.join(others)}." in card
+
+
 def test_the_card_holds_the_numbers_of_the_run(volumes: Path, tmp_path: Path) -> None:
     export(volumes, "torch", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()

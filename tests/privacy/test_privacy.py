@@ -103,6 +103,26 @@ def test_tasks_without_a_filter_are_not_answered(tmp_path: Path, task: str) -> N
     assert answer(host, task).failure == f"task '{task}' is not answered under privacy.level: client"
 
 
+@mark.parametrize("split", ["train", "all", None])
+@mark.parametrize("level", ["client", "case"])
+def test_scores_of_training_cases_stay_even_where_scores_are_shown(
+    tmp_path: Path, level: str, split: str | None
+) -> None:
+    chosen = config(tmp_path, privacy={**CLIENT, "level": level, "scores": "show"})
+    host = Host(chosen, tmp_path / "clients", ["north"])
+
+    refused = answer(host, "evaluate", split=split, metrics=["dice"])
+    assert f"scores of split '{split}' do not leave" in refused.failure and not refused.message.scalars
+    assert answer(host, "evaluate", split="val", metrics=["dice"]).message.scalars["cases"]
+
+
+def test_a_request_to_train_without_a_model_spends_nothing(tmp_path: Path) -> None:
+    host = Host(config(tmp_path, privacy=CLIENT), tmp_path / "clients", ["north"])
+
+    assert "brings no model" in host.run("north", "train", 0, Message()).failure
+    assert not budget_of(tmp_path).read()
+
+
 def test_the_number_of_cases_that_is_told_is_the_declared_one(tmp_path: Path) -> None:
     chosen = config(tmp_path, privacy={**CLIENT, "cases": 40})
     host = Host(chosen, tmp_path / "clients", ["north"])
@@ -144,6 +164,19 @@ def test_words_name_what_is_not_covered_and_who_is_without() -> None:
     assert "covers whatever a hospital trained on" in words
     assert "does not cover numbers of training cases; scores" in words
     assert words.endswith("Without privacy: east.")
+    assert "share the noise" not in words
+    shared = describe_told({"north": {**entry, "shared": True}})
+    assert shared is not None and "while all others in them add their share" in shared
+
+
+def test_a_run_with_shared_noise_says_so_in_report_records_and_budget(tmp_path: Path) -> None:
+    private = {**CLIENT, "secure_sum": True, "cases": 10}
+    run(tmp_path, privacy=private, rounds=1)
+
+    page = " ".join(write_report([tmp_path]).read_text().split())
+    assert "Hospitals share the noise of a secure sum" in page and "no single one" in page
+    assert read_lines(tmp_path / "records.jsonl")[0]["privacy"]["north"]["shared"] is True
+    assert [line.is_shared for line in budget_of(tmp_path).read()] == [True]
 
 
 def test_a_plan_says_what_a_setting_cost_where_it_was_measured() -> None:

@@ -38,7 +38,7 @@ def status(
     """Show what was spent: epsilon by run and together, and what it covers."""
     configure_logging(debug, json_)
     from wardround.privacy.budget import PrivacyBudget
-    from wardround.privacy.words import COVERS
+    from wardround.privacy.words import SHARED, describe_covered
 
     files = find_budgets(path)
     settings = find_settings(path)
@@ -51,8 +51,10 @@ def status(
     rows = [[e["client"], e["run"], e["level"], e["answers"], f"{e['epsilon']:.3f}"] for e in entries]
     print_table(Table(f"Spent at delta {at:g}", ["where", "run", "level", "answers", "epsilon"], rows))
     out.print()
-    for level in dict.fromkeys(entry["level"] for entry in entries if entry["level"] in COVERS):
-        out.print(f"{level.capitalize()} level covers {COVERS[level]}.")
+    for level in dict.fromkeys(entry["level"] for entry in entries):
+        out.print(f"{level.capitalize()} level covers {describe_covered(level)}.")
+    if any(entry["shared"] for entry in entries):
+        out.print(SHARED)
     if limit is not None:
         whose = "this run" if (path / "config.yaml").exists() else "all runs together"
         out.print(f"Epsilon of {whose} may reach {limit:g} (privacy.epsilon).")
@@ -72,6 +74,7 @@ def summarise(budget: Any, delta: float, file: Path) -> list[dict[str, Any]]:
             "run": run,
             "level": " and ".join(sorted({line.level for line in those})),
             "answers": len(those),
+            "shared": any(line.is_shared for line in those),
             "epsilon": count_epsilon([line.release for line in those], delta),
         }
         for run, those in groups.items()

@@ -24,9 +24,10 @@ from wardround.clients.gate import (
     scores_complaint,
     variance_complaint,
 )
-from wardround.clients.secure_sum import MODEL, SumSession
+from wardround.clients.secure_sum import MODEL, SumSession, Terms
 from wardround.errors import TooFewClients
 from wardround.messages import Message, Reply, ServerState
+from wardround.privacy import PrivacySettings
 
 log = logging.getLogger(__name__)
 
@@ -138,8 +139,8 @@ class Clients:
     does, None for everybody; sizes: training cases of each who does; tasks: the method's, and what a reply
     to them may hold beside the model; most_steps: how many a round so many cases make at most; judge: the
     method's own complaint about a reply, if any; bounds: the same for a round's updates, beside each other;
-    counts: of clients that registered more cases than count; secure_sum: of what a method's tasks answer,
-    sums over clients alone are to be had; sync_state: goes with every request.
+    counts: of clients that registered more cases than count; privacy: that the run asks for, with secure_sum
+    only sums over clients are to be had of what a method's tasks answer; sync_state: goes with every request.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Clients:
         on_reply: Callable[[str, Reply], None] | None = None,
         bounds: Bounds | None = None,
         counts: Mapping[str, int] | None = None,
-        secure_sum: bool = False,
+        privacy: PrivacySettings | None = None,
     ) -> None:
         self.registered = {entry.client: entry for entry in sorted(registrations, key=lambda e: e.client)}
         self.rounds = rounds
@@ -173,7 +174,8 @@ class Clients:
         self._on_reply = on_reply
         self.bounds = bounds
         self._counts = counts or {}
-        self._secure_sum = secure_sum
+        self._secure_sum = privacy is not None and privacy.secure_sum
+        self._terms = Terms() if privacy is None else Terms.of(privacy, rounds)
         self.sums: list[dict[str, Any]] = []  # what the records say of the round's secure sums
         self._excluded: dict[str, str] = {}  # clients that spoilt a sum of this round
         self._summed: set[str] | None = None  # those with whom alone it can be repeated
@@ -282,6 +284,7 @@ class Clients:
                 None if self.bounds is None else self.bounds.judge_sum(self.round, norm, start)
             ),
             note=self.sums.append,
+            terms=self._terms,
         )
 
     def describe_sums(self, state: ServerState) -> ServerState:

@@ -388,7 +388,8 @@ def read_privacy(told: Any) -> dict[str, Any]:
     filters = told["filters"]
     if not isinstance(filters, list) or len(filters) > limits.FILTERS:
         raise ValueError(f"privacy has not at most {limits.FILTERS} filters")
-    return {**words, **numbers, "filters": [read_filter(entry) for entry in filters]}
+    shared = {"shared": True} if told.get("shared") is True else {}
+    return {**words, **numbers, **shared, "filters": [read_filter(entry) for entry in filters]}
 
 
 def read_filter(entry: Any) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
-from wardround.privacy import BUDGET_FILE, combine
+from wardround.privacy import BUDGET_FILE, PrivacySettings, combine
 from wardround.privacy.secure_sum import Identity
 from wardround.training.device import set_threads
 
@@ -251,11 +251,8 @@ class Site:
         federation.prepare_clients()
         refuse(resources.refuses_network(config, federation))
         policy = combine(config.privacy, self._site.privacy)
-        if policy.run.secure_sum and self.identity is None:
-            raise Refused(
-                "this hospital has no key to sign with, which privacy.secure_sum needs. Kits of wardround "
-                "provision and startup kits of FLARE have one; FLARE's simulator has none"
-            )
+        if policy.run.secure_sum:
+            self._check_sums(config.privacy, policy.run)
         host = Host(
             config,
             self._folder(run),
@@ -267,9 +264,25 @@ class Site:
             budget=self._state / BUDGET_FILE,
             identity=self.identity,
         )
-        num_train = host.client(self.name).num_examples
-        refuse(rules.too_few(num_train) or resources.refuses_steps(config, num_train))
+        client = host.client(self.name)
+        told = client.num_examples if client.guard is None else client.guard.cases
+        refuse(rules.too_few(client.num_examples) or resources.refuses_steps(config, told))
         return host
+
+    def _check_sums(self, asked: PrivacySettings, own: PrivacySettings) -> None:
+        """Refuse a run whose sums cannot be what this hospital demands, before any training."""
+        if self.identity is None:
+            raise Refused(
+                "this hospital has no key to sign with, which privacy.secure_sum needs. Kits of wardround "
+                "provision and startup kits of FLARE have one; FLARE's simulator has none"
+            )
+        if not asked.secure_sum:
+            raise Refused("this hospital answers only runs with privacy.secure_sum: true (its site.yaml)")
+        if own.level == "client" != asked.level:
+            raise Refused(
+                "this hospital demands noise of the client level in the sum, which all hospitals share: set "
+                "privacy.level: client in the run"
+            )
 
     def _keep_time(self, *_: Any) -> None:
         """Refuse a task that takes too long; called with every training step, and at its end."""
@@ -288,6 +301,8 @@ class Site:
         facts = collect_facts(host.federation)
         if host.policy.is_on:  # measured on cases, and only for a plan
             facts |= {"shape": None, "spacing": None}
+            told = dict.fromkeys(facts.get("lacks", ()), registration.num_train or 1)
+            facts |= {"lacks": told} if "lacks" in facts else {}
         scalars = {"registration": registration.as_dict(), "facts": facts}
         client = host.client(self.name)
         count = client.num_examples if client.guard is None else registration.num_train

@@ -182,7 +182,7 @@ class Experiment:
             judge=self.method.check_reply,
             on_reply=egress.record,
             counts=counts,
-            secure_sum=self.config.privacy.secure_sum,
+            privacy=self.config.privacy,
         )
         if self.config.privacy.secure_sum:
             check_members(clients.num_total)

@@ -17,7 +17,7 @@ import torch
 
 from wardround.clients import Answer, Client, Registration, Snapshot, SyncState
 from wardround.clients.client import run_to_completion
-from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender
+from wardround.clients.secure_sum import KEY, SUM_TASKS, Sender, Terms
 from wardround.clients.traffic import as_received, count_wire_bytes
 from wardround.config import Config, EvaluateSettings, TrafficSettings
 from wardround.data.annotation import measurable
@@ -80,6 +80,13 @@ def regions_of(client: Client, federation: Federation) -> Mapping[str, Sequence[
     return measurable(federation.regions, client.data.annotation)
 
 
+def count_unlabelled(client: Client, num_train: int) -> int:
+    """Training cases without a label; under privacy the number that is told of all, if none has one."""
+    if client.guard is None:
+        return client.data.num_unlabelled
+    return num_train if client.data.num_unlabelled == client.num_examples else 0
+
+
 def pass_on(guard: Guard, task: str, round: int, request: Message, answer: Answer) -> Answer:
     """The answer as it may leave, and what was done to it."""
     facts = {key: getattr(answer, key) for key in ("message", "num_examples", "num_steps", "seconds", "loss")}
@@ -106,6 +113,7 @@ def make_guard(host: Host, client: Client) -> Guard:
         host.policy,
         PrivacyBudget(host.budget or host.folder(client.name) / BUDGET_FILE),
         run.parent.name if host.budget is None else run.name,
+        asked=host.config.privacy,
         rounds=host.config.rounds,
         cases=cases,
         steps=host.config.count_steps(cases),
@@ -192,7 +200,8 @@ class Host:
         self._clients: dict[str, Client] = {}
         self._stores: dict[str, MemoryStore | CachedMemory] = {}
         learned = list(Params.trainable(self.bench.model)) if self.policy.run.secure_sum else []
-        self.senders = {name: Sender(name, self.folder(name), learned, identity) for name in self.names}
+        terms = Terms.of(config.privacy, config.rounds)
+        self.senders = {n: Sender(n, self.folder(n), learned, identity, terms) for n in self.names}
 
     # Registration and bookkeeping
 
@@ -212,7 +221,7 @@ class Host:
             trainable=tuple(t for t in Params.trainable(self.bench.model) if t in self.shared),
             kept={tensor: everything.spec(tensor) for tensor in self.kept},
             num_pooled=len(data.train) if is_pooled and name != PROXY else 0,
-            num_unlabelled=0 if is_pooled else data.num_unlabelled,
+            num_unlabelled=0 if is_pooled else count_unlabelled(self.client(name), num_train),
             annotates=list_taught_classes(data, self.federation.num_classes),
         )
 
@@ -292,9 +301,9 @@ class Host:
         def attempt() -> tuple[Client, Message]:
             client = self._prepare_client(name, round, sync_state)
             if client.guard is not None:
-                client.guard.check_task(task)
-            if task == "norm_stats" and self.policy.run.secure_sum:
-                raise PrivacyRefusal("statistics of a single client do not leave under privacy.secure_sum")
+                client.guard.check_task(task, message)
+            if task in ("norm_stats", "personal_model") and self.policy.run.secure_sum:
+                raise PrivacyRefusal(f"task '{task}' of a single client is not done under privacy.secure_sum")
             return client, check_sendable(self._find_task(task)(client, message), task)
 
         try:

@@ -189,7 +189,7 @@ def training(package: Package) -> Iterator[str]:
         if key != "seed":
             rows.append((key, "not known" if value is None else str(value)))
     yield listed(rows)
-    private = describe_privacy(run.records)
+    private = describe_privacy(run.records, {name: escaped(called) for name, called in package.names.items()})
     if private is not None:
         yield private
     weights = list(mapping(run.records[-1].get("weights")).items()) if run.records else []

@@ -29,13 +29,14 @@ class PrivacyRefusal(WardroundError):
 
 
 class Line(NamedTuple):
-    """One answer in the file."""
+    """One answer in the file; is_shared: its noise is in a secure sum once, in parts from all."""
 
     run: str
     round: int
     level: str
     release: Release
     time: str = ""
+    is_shared: bool = False
 
 
 class PrivacyBudget:
@@ -71,6 +72,7 @@ class PrivacyBudget:
                 "round": round + 1,
                 "level": policy.run.level,
                 **Release(noise, rate, steps)._asdict(),
+                **({"shared": True} if policy.run.shares_noise else {}),
             }
             self._append(file, json.dumps(line).encode() + b"\n")
         return noise
@@ -87,14 +89,14 @@ class PrivacyBudget:
             if not (release.noise > 0 and 0 < release.rate <= 1 and release.steps > 0):
                 raise ValueError("a number is outside of its range")
             told = (str(values["run"]), int(values["round"]), str(values["level"]))
-            return Line(*told, release, str(values["time"]))
+            return Line(*told, release, str(values["time"]), values.get("shared") is True)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise self._damaged(f"line {number}: {error}") from None
 
     def _damaged(self, what: str) -> PrivacyRefusal:
         return PrivacyRefusal(
             f"{self.path} is damaged ({what}), so nobody knows what was spent, and nothing leaves. Restore "
-            "it from a backup."
+            "it from a backup made after the last answer: what an older one lacks would not be counted."
         )
 
     @contextmanager

@@ -54,8 +54,9 @@ class Withhold:
 
     def __call__(self, outgoing: Outgoing) -> Outgoing:
         is_train, message = outgoing.task == "train", outgoing.message
-        if is_train and outgoing.received is not None:
+        if is_train:
             learned, received = message.params, outgoing.received
+            assert received is not None, "a request to train brings a model"
             sent = {name: (learned if name in self.trainable else received)[name] for name in learned}
             message = Message(params=Params(sent))
         return replace(

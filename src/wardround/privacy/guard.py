@@ -6,16 +6,15 @@ import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from wardround.messages import Message
+from wardround.privacy.accountant import calibrate_noise
 from wardround.privacy.budget import PrivacyBudget, PrivacyRefusal
 from wardround.privacy.filters import ClientNoise, Filter, Outgoing, Withhold
-from wardround.privacy.settings import Policy
+from wardround.privacy.settings import Policy, PrivacySettings
+from wardround.text import clipped
 
-PASSING = (
-    "train",
-    "evaluate",
-    "calibrate",
-    "pictures",
-)  # tasks that are done at all; of pictures nothing leaves
+# Tasks that are done at all; of pictures nothing leaves.
+PASSING = ("train", "evaluate", "calibrate", "pictures")
 
 
 class CaseNoise(NamedTuple):
@@ -32,24 +31,33 @@ class CaseNoise(NamedTuple):
 
 
 class SumNoise(NamedTuple):
-    """Noise that the clients of a secure sum share, so that the sum has it once."""
+    """Noise that the clients of a secure sum share, so that the sum has it once.
+
+    clip, noise: what this client needs; planned: noise times clip that the run's own settings come to, which
+    the others add their share of at least.
+    """
 
     clip: float
     noise: float
+    planned: float
 
     def share(self, largest: float, num_members: int) -> float:
-        """What each of at least so many members adds to its weighted update; largest: of all weights.
+        """What this one of at least so many members adds to its weighted update; largest: of all weights.
 
-        Any two updates of one client differ by at most twice the clipping norm times its weight.
+        Any two updates of one client differ by at most twice the clipping norm times its weight. Who needs
+        more than was planned (it spent more, or allows less) adds what the others' shares leave open.
         """
-        return self.noise * 2 * self.clip * largest / math.sqrt(num_members)
+        own = self.planned**2 / num_members
+        variance = max(own, (self.noise * self.clip) ** 2 - self.planned**2 + own)
+        return 2 * largest * math.sqrt(variance)
 
 
 class Guard:
     """The policy of one run at one client, with its budget.
 
-    rounds: of the run; cases: training cases that the client says it has; steps: that so many make in a
-    round; batch: cases of a training step; trainable: names of the tensors that learn.
+    asked: what the run asks of all; rounds: of the run; cases: training cases that the client says it has;
+    steps: that so many make in a round; batch: cases of a training step; trainable: names of the tensors that
+    learn.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Guard:
         budget: PrivacyBudget,
         run: str,
         *,
+        asked: PrivacySettings,
         rounds: int,
         cases: int,
         steps: int,
@@ -66,6 +75,7 @@ class Guard:
     ) -> None:
         self.policy = policy
         self.cases = cases
+        self._asked = asked
         self._budget = budget
         self._run = run
         self._rounds = rounds
@@ -73,11 +83,17 @@ class Guard:
         self._batch = batch
         self._trainable = frozenset(trainable)
 
-    def check_task(self, task: str) -> None:
+    def check_task(self, task: str, request: Message) -> None:
         """Refuse what would leave without a filter for it."""
+        level = f"privacy.level: {self.policy.run.level}"
         if task not in PASSING:
+            raise PrivacyRefusal(f"task '{task}' is not answered under {level}")
+        if task == "train" and request.optional_params is None:
+            raise PrivacyRefusal(f"a request to train brings no model, which {level} measures updates from")
+        split = clipped(str(request.scalars.get("split")), 40)
+        if task == "evaluate" and split not in ("val", "test"):
             raise PrivacyRefusal(
-                f"task '{task}' is not answered under privacy.level: {self.policy.run.level}"
+                f"scores of split '{split}' do not leave under {level}: it has training cases"
             )
 
     def charge_steps(self, round: int) -> CaseNoise | None:
@@ -107,8 +123,13 @@ class Guard:
 
     def charge_sum(self, round: int) -> SumNoise | None:
         """The noise of one secure sum, charged; None where updates need none or have it already."""
-        settings = self.policy.run
-        return SumNoise(settings.clip, self._charge(round)) if settings.level == "client" else None
+        settings, asked = self.policy.run, self._asked
+        if settings.level != "client":
+            return None
+        planned = None
+        if asked.level == "client":
+            planned = calibrate_noise([], 1.0, self._rounds, asked.epsilon, asked.delta)
+        return SumNoise(settings.clip, self._charge(round), (planned or 0.0) * asked.clip)
 
     def _charge(self, round: int, rate: float = 1.0, steps: int = 1) -> float:
         left = max(self._rounds - round, 1)
@@ -125,6 +146,8 @@ class Guard:
             "counts": "given" if settings.cases is None else "declared",
             "filters": [dict(note) for note in outgoing.notes],
         }
+        if settings.shares_noise:
+            told["shared"] = True
         if self.policy.total is not None:
             told["total"] = round(self._budget.spent(self.policy.total), 6)
             told["limit"] = self.policy.total.epsilon

@@ -38,6 +38,11 @@ class PrivacySettings(Settings):
     def is_on(self) -> bool:
         return self.level != "none"
 
+    @property
+    def shares_noise(self) -> bool:
+        """Whether the sum has the noise once, instead of every update by itself."""
+        return self.secure_sum and self.level == "client"
+
 
 class Policy(NamedTuple):
     """What holds for one run at one client.

@@ -14,11 +14,24 @@ COVERS = {
     "case": "whether any one training case took part",
     "client": "whatever a hospital trained on",
 }
+SHARED = (
+    "Hospitals share the noise of a secure sum: epsilon holds for whoever sees sums alone, while all others "
+    "in them add their share."
+)
 
 
-def describe_privacy(records: Sequence[Mapping[str, Any]], clients: Iterable[str] = ()) -> str | None:
-    """What was done in a run so that updates give less away; None where nothing was."""
-    found = [describe_told(gather_told(records), clients), describe_sums(records)]
+def describe_covered(level: str) -> str:
+    """What answers of a level cover, or together of both, as `status` joins them."""
+    return COVERS["case" if "case" in level else "client"]
+
+
+def describe_privacy(records: Sequence[Mapping[str, Any]], clients: Mapping[str, str]) -> str | None:
+    """What was done in a run so that updates give less away; None where nothing was.
+
+    clients: everybody who took part, and what they are called here.
+    """
+    told = {clients.get(name, name): entry for name, entry in gather_told(records).items()}
+    found = [describe_told(told, clients.values()), describe_sums(records)]
     return " ".join(text for text in found if text) or None
 
 
@@ -59,6 +72,8 @@ def describe_told(told: Mapping[str, Mapping[str, Any]], clients: Iterable[str] 
                 f"Differential privacy at {level} level: epsilon {float(most['epsilon']):.2f} at delta "
                 f"{float(most['delta']):g} in this run, at the hospital that spent most. It covers {covered}."
             )
+    if any(entry.get("shared") for entry in told.values()):
+        sentences.append(SHARED)
     left = []
     if any(entry.get("counts") == "given" for entry in told.values()):
         left.append("numbers of training cases")

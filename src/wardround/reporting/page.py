@@ -330,7 +330,7 @@ def colophon_section(run: Run, prefix: str) -> Html:
         *([] if run.is_evaluation else [("seconds in rounds", seconds)]),
         ("folder", tag("code", str(run.folder))),
     ]
-    private = describe_privacy(run.records, run.clients)
+    private = describe_privacy(run.records, {client: client for client in run.clients})
     if private is not None:
         rows.insert(0, ("privacy", private))
     for key, value in environment.items():

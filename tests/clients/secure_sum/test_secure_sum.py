@@ -15,13 +15,14 @@ from pytest import MonkeyPatch, fixture, importorskip, mark, raises
 import wardround as wr
 from wardround.aggregation.mean import mean
 from wardround.clients import Answer
-from wardround.clients.secure_sum.layout import KEY, SumLayout, choose_threshold, round_up
+from wardround.clients.secure_sum.layout import KEY, SumLayout, Terms, choose_threshold, round_up
 from wardround.clients.secure_sum.sender import SUMMED, Sender
 from wardround.clients.secure_sum.session import SumSession
 from wardround.errors import ClientError, ConfigError, TooFewClients, WardroundError
 from wardround.messages import Message, Reply
 from wardround.methods import METHODS
 from wardround.params import Params
+from wardround.privacy import BUDGET_FILE, PrivacyBudget, SumNoise
 from wardround.privacy.secure_sum import SumRefusal
 
 importorskip("cryptography")
@@ -40,8 +41,8 @@ class Table:
         self.base = (
             base if base is not None else Params({n: torch.zeros_like(t) for n, t in self.first.items()})
         )
-        learned = list(self.base)
-        self.senders = {name: Sender(name, folder / name, learned, None) for name in answers}
+        self.learned = list(self.base)
+        self.senders = {name: Sender(name, folder / name, self.learned, None) for name in answers}
         self.silent: dict[str, set[str]] = {}
         self.change: Callable[[str, str, Message], Message] = lambda task, name, reply: reply
         self.sent: dict[tuple[str, str], Message] = {}
@@ -58,7 +59,7 @@ class Table:
         """Everybody answers `train` and withholds its tensors."""
         sent = dict.fromkeys(self.answers, Message(params=self.base))
         self.session = SumSession(
-            "train", round, sent, min_clients, list(self.base),
+            "train", round, sent, min_clients, self.learned,
             ask=self.ask,
             refuse=lambda task, name, reason: self.refused.update({f"{task}/{name}": reason}),
             exclude=lambda name, reason: self.excluded.update({name: reason}),
@@ -160,7 +161,8 @@ def test_a_change_beyond_the_range_is_refused_by_its_client(tmp_path: Path) -> N
     table = Table(tmp_path, answers)
     found = mean([reply.params for reply in table.open()])
 
-    assert "tensor 'w'" in table.refused["sum_masked/cora"]
+    refusal = table.refused["sum_masked/cora"]
+    assert "tensor 'w'" in refusal and "20" not in refusal  # its number would be one of a single update
     assert abs(float(found["w"]) - 0.1) < 1e-7  # of the others
 
 
@@ -168,7 +170,7 @@ def test_numbers_that_would_only_together_leave_the_range_are_refused_too(tmp_pa
     table = Table(tmp_path, {name: Message(params(w=[9.0])) for name in NAMES})  # 1.8 each, room for 8
     with raises(TooFewClients):
         mean([reply.params for reply in table.open()])
-    assert "room for 1.6" in table.refused["sum_masked/anna"]
+    assert "more than the 1.6 that a sum has room for" in table.refused["sum_masked/anna"]
 
 
 @mark.parametrize("phase", PHASES[1:])
@@ -247,8 +249,37 @@ def test_a_repeated_round_over_other_clients_is_refused_by_each(table: Table) ->
 
     with raises(TooFewClients):
         mean([reply.params for reply in replies])
-    assert "was summed before" in table.refused["sum_unmask/anna"]
+    assert "this answer was summed before, over" in table.refused["sum_unmask/anna"]
     assert json.loads((table.senders["anna"]._folder / SUMMED).read_text())
+
+
+@mark.parametrize(("learned", "change"), [(["a", "b"], 0.1), (["a", "b"], 1e-9), (["a"], 2.0**-54)])
+def test_a_repeated_round_with_other_weights_is_refused_by_each(
+    table: Table, learned: list[str], change: float
+) -> None:
+    """Of as many sums of the same updates as there are clients, with other weights each, all can be computed."""
+    for sender in table.senders.values():
+        sender._learned = frozenset(learned)
+    table.learned = learned
+    mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2, 0.2])
+    mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2, 0.2])  # the same gives nothing away
+    with raises(TooFewClients):
+        mean([reply.params for reply in table.open()], [0.2, 0.2, 0.2, 0.2 - change, 0.2 + change])
+
+    assert "with other weights" in table.refused["sum_unmask/anna"]
+    assert [told["bits"] for told in table.notes] == [32 if len(learned) == 2 else 64] * 2
+
+
+def test_a_round_can_be_repeated_among_those_who_were_summed_whose_weights_then_add_up_again(
+    table: Table,
+) -> None:
+    replies, counts = table.open(), [17, 23, 5, 11, 31]
+    table.silent = {phase: {"emil"} for phase in PHASES[2:]}
+    mean([reply.params for reply in replies], [count / sum(counts) for count in counts])
+
+    again = table.open()[:4]
+    found = mean([reply.params for reply in again], [count / sum(counts[:4]) for count in counts[:4]])
+    assert table.notes[1]["clients"] == list(NAMES[:4]) and found["a"].shape == (2, 3)
 
 
 def test_a_weight_that_singles_out_a_client_is_refused_by_it(table: Table) -> None:
@@ -293,7 +324,7 @@ def test_a_list_that_was_refused_changes_nothing(table: Table) -> None:
     pending = table.senders["anna"]._pending["params"]
     assert pending.names == NAMES
     remembered = json.loads((table.senders["anna"]._folder / SUMMED).read_text())
-    assert remembered[pending.key] == list(NAMES[:4])
+    assert remembered[pending.key]["clients"] == list(NAMES[:4])
 
 
 def test_clients_that_were_told_different_weights_do_not_add_up(table: Table) -> None:
@@ -478,6 +509,7 @@ def test_two_clients_are_too_few(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"traffic": {"upload": "float16"}}, "neither rounded nor compressed"),
+        ({"evaluate": {"metrics": ["dice"], "cross_site": True}}, "send its own model"),
         (
             {"model": {"name": "unet2d", "norm": "batch", "bn_stats": "reestimate"}},
             "statistics of each client",
@@ -494,9 +526,8 @@ def test_settings_under_which_single_updates_would_leave_are_refused(
 # With noise
 
 
-def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path) -> None:
     importorskip("opacus")
-    monkeypatch.setattr("wardround.privacy.guard.Guard._charge", lambda *_, **__: 1.5)  # noise multiplier
     private = {**SECURE, "level": "client", "clip": 1e-6, "cases": 10}
     result = run(
         tmp_path / "run", data=FIVE, privacy=private, rounds=1,
@@ -507,8 +538,59 @@ def test_the_sum_has_the_noise_of_the_client_level_once(tmp_path: Path, monkeypa
     before, after = start.outcome.state.params, result.outcome.state.params
     noise = torch.cat([(after[name].double() - before[name].double()).flatten() for name in after])
 
-    expected = (
-        1.5 * 2 * 1e-6 / 5 * math.sqrt(5 / 3)
-    )  # weights of 1/5; made for the 3 that must stay, all 5 add
+    budget = PrivacyBudget(tmp_path / "run" / "clients" / "north" / BUDGET_FILE)
+    [multiplier] = [line.release.noise for line in budget.read()]
+    expected = multiplier * 2 * 1e-6 / 5 * math.sqrt(5 / 3)  # weights of 1/5; for 3 that must stay, all 5 add
     assert len(noise) > 10_000
     assert abs(float(noise.std()) / expected - 1) < 0.05
+
+
+@mark.parametrize("epsilon", [8.0, 1.0])
+def test_noise_of_the_client_level_has_room_in_the_sum_whatever_epsilon(
+    tmp_path: Path, epsilon: float
+) -> None:
+    importorskip("opacus")
+    private = {**SECURE, "level": "client", "epsilon": epsilon, "cases": 10}
+    result = run(tmp_path / "run", data=FIVE, privacy=private, rounds=6)
+
+    for record in result.records:
+        assert not record["lost"] and len(record["secure_sum"][0]["clients"]) == 5
+        assert record["secure_sum"][0]["bits"] == 64
+
+
+@mark.parametrize(
+    ("needed", "planned"), [(1.5, 1.5), (4.0, 1.5), (1.5, 0.0), (1.0, 1.5)]
+)  # as planned, more than planned, with others who plan none, less
+def test_with_the_planned_shares_of_the_others_the_sum_has_what_each_needs(
+    needed: float, planned: float
+) -> None:
+    members, clip, largest = 4, 0.5, 0.3
+    own = SumNoise(clip, needed, planned * clip).share(largest, members)
+    others = SumNoise(clip, planned, planned * clip).share(largest, members)
+
+    total = math.sqrt(own**2 + (members - 1) * others**2)
+    assert total >= max(needed, planned) * 2 * clip * largest * (1 - 1e-12)
+    if needed in (planned, 4.0) or not planned:
+        assert math.isclose(total, max(needed, planned) * 2 * clip * largest)
+
+
+def test_clients_that_were_told_different_noise_make_no_sum(table: Table) -> None:
+    table.senders["anna"]._terms = Terms("client", 8.0, 1e-5, 1.0, 6)  # the others: none
+    with raises(TooFewClients):
+        mean([reply.params for reply in table.open()])
+
+    assert "signature of 'anna' is not valid" in table.refused["sum_shares/bert"]
+
+
+def test_a_change_that_rounding_made_longer_is_clipped_again(tmp_path: Path) -> None:
+    """A server may send a model so large that adding a change to it rounds every number up."""
+    base = Params({"w": torch.full((1000,), 2.0**20)})  # neighbours are 1/8 apart
+    sent = Params({"w": base["w"] + 0.1})
+    table = Table(tmp_path, dict.fromkeys(NAMES, Message(sent)), base=base)
+    table.open()
+
+    change = sent["w"].double() - base["w"].double()
+    factor = table.senders["anna"]._clip_factor(table.senders["anna"]._pending["params"], 1.0)
+
+    assert float(change.norm()) > 3.9
+    assert math.isclose(float((change * factor).norm()), 1.0)

@@ -61,6 +61,15 @@ def test_a_hospitals_dossier_has_what_left_by_which_rules_and_that_the_ledger_is
     assert "&lt;b&gt;not&lt;/b&gt; allowed" in page and "<b>not" not in page
 
 
+def test_updates_that_left_masked_are_said_to_be_unreadable_and_others_not(hospital: Kit) -> None:
+    assert "Updates left masked" not in " ".join(text_of(draw_dossier(read_facts(hospital.folder))).split())
+    Ledger(hospital.state / "egress.jsonl").add({**line("sum_masked"), "run": "b2", "name": "summed"})
+
+    text = " ".join(text_of(draw_dossier(read_facts(hospital.folder))).split())
+    assert "Updates left masked, for sums of at least three hospitals (secure summation)." in text
+    assert "Updates of other runs left readable." in text
+
+
 def test_a_changed_ledger_is_said_and_the_exit_code_is_1(
     hospital: Kit, monkeypatch: MonkeyPatch, capsys: CaptureFixture[str], tmp_path: Path
 ) -> None:

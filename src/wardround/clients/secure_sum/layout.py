@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from wardround.aggregation.withheld import Specs
 from wardround.errors import ConfigError
 from wardround.params import Params
+from wardround.privacy import PrivacySettings
 from wardround.privacy.secure_sum import FixedPoint, SumRefusal
 
 SUM_TASKS = ("sum_shares", "sum_masked", "sum_confirm", "sum_unmask")
@@ -48,6 +49,28 @@ def check_members(num_clients: int) -> None:
             f"privacy.secure_sum needs at least {LEAST_MEMBERS} clients that train, and there are "
             f"{num_clients}: of two, each knows the other's update from the sum."
         )
+
+
+class Terms(NamedTuple):
+    """What a run asks of noise: all in a sum rely on the others' share, so all are bound to the same."""
+
+    level: str = "none"
+    epsilon: float = 0.0
+    delta: float = 0.0
+    clip: float = 0.0
+    rounds: int = 0
+
+    @classmethod
+    def of(cls, asked: PrivacySettings, rounds: int) -> Terms:
+        return cls(asked.level, asked.epsilon, asked.delta, asked.clip, rounds) if asked.is_on else cls()
+
+    @property
+    def are_wide(self) -> bool:
+        """Whether numbers need 64 bits, as noise of the client level may be far larger than the model."""
+        return self.level == "client"
+
+
+NO_NOISE = Terms()
 
 
 @dataclass(frozen=True)
@@ -88,13 +111,14 @@ class SumLayout:
                     values = piece.numpy()
                     largest = max(float(values.max()), -float(values.min()))
                     if largest > most - rounding.step:
-                        raise SumRefusal(
-                            f"its weighted change is {largest:.3g}, and a sum has room for {most:.3g}."
-                        )
+                        raise SumRefusal("too large")
                     vector[start : start + len(values)] = rounding.encode(values)
                     start += len(values)
-            except SumRefusal as refusal:
-                raise SumRefusal(f"tensor '{name}': {refusal}") from None
+            except SumRefusal:  # which number it is would be one of a single client's update
+                raise SumRefusal(
+                    f"tensor '{name}': its weighted change is not finite, or more than the {most:.3g} that a "
+                    "sum has room for."
+                ) from None
         return vector
 
     def decode(self, vector: Array) -> dict[str, Tensor]:
@@ -127,6 +151,6 @@ def round_up(tensor: Tensor) -> float:
     return 2.0 ** max(0, math.ceil(math.log2(largest))) if largest > 1 else 1.0
 
 
-def make_context(session: str, threshold: int, round: int, task: str, label: str) -> bytes:
+def make_context(session: str, threshold: int, round: int, task: str, label: str, terms: Terms) -> bytes:
     """What tells one sum from every other."""
-    return json.dumps(["wardround-sum-1", session, threshold, round, task, label]).encode()
+    return json.dumps(["wardround-sum-1", session, threshold, round, task, label, terms]).encode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from wardround.clients.secure_sum.layout import (
     KEY,
     MAX_SHARE,
     MODEL,
+    NO_NOISE,
     REFUSAL,
     SumLayout,
+    Terms,
     choose_threshold,
     make_context,
 )
@@ -32,8 +34,12 @@ from wardround.privacy import SumNoise
 from wardround.privacy.noise import add_noise
 from wardround.privacy.secure_sum import Identity, LocalIdentity, Member, SumRefusal
 from wardround.privacy.secure_sum.fixed_point import PIECE
+from wardround.privacy.secure_sum.primitives import digest
 
 SUMMED = "summed.json"
+# How far shares may differ from those of an earlier sum of the same answers, as they do where weights add up
+# to one again: sums in 32 bits then differ by far less than a step. In 64 they might not.
+SAME_SHARES = 1e-14
 
 Charge = Callable[[], SumNoise | None]  # the noise of a client's share in a sum, charged to its budget
 
@@ -59,15 +65,24 @@ class Pending:
 class Sender:
     """One client's answers until they are summed.
 
-    folder: where it remembers with whom each was summed: two sums of the same answers over different clients
-    would differ by what a single one sent. learned: names of the tensors that learn.
+    folder: where it remembers of whom and with what weights each was summed: of several sums of the same
+    answers, what a single client sent could be computed. learned: names of the tensors that learn; terms: of
+    the run's noise.
     """
 
-    def __init__(self, name: str, folder: Path, learned: Collection[str], identity: Identity | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        learned: Collection[str],
+        identity: Identity | None,
+        terms: Terms = NO_NOISE,
+    ) -> None:
         self._name = name
         self._folder = folder
         self._learned = frozenset(learned)
         self._identity = identity
+        self._terms = terms
         self._session = ""
         self._threshold = 0
         self._charge: Charge = lambda: None
@@ -88,10 +103,11 @@ class Sender:
             specs = {name: group.spec(name) for name in group}
             floats = group.only([name for name in group if specs[name][1].is_floating_point])
             base = received.only(floats) if label == MODEL and received is not None else None
-            layout = SumLayout.of(specs, None if asked.get("wide") else base, self._learned)
+            is_wide = self._terms.are_wide or asked.get("wide")
+            layout = SumLayout.of(specs, None if is_wide else base, self._learned)
             member = Member(
                 self._name,
-                context=make_context(self._session, self._threshold, round, task, label),
+                context=make_context(self._session, self._threshold, round, task, label, self._terms),
                 identity=identity,
                 threshold=self._threshold,
             )
@@ -143,6 +159,7 @@ class Sender:
         check_weights(weights, [self._name], {*shares, self._name})
         noise = self._charge() if pending.base is not None else None
         deviation = 0.0 if noise is None else noise.share(largest_factor(weights), self._threshold)
+        shrink = 1.0 if noise is None else self._clip_factor(pending, noise.clip)
 
         def weigh(name: str) -> Iterator[Tensor]:
             flat, base = (
@@ -154,7 +171,7 @@ class Sender:
                 piece = flat[start : start + PIECE].to(torch.float64, copy=True)
                 if base is not None:
                     piece -= base[start : start + PIECE]
-                piece *= factors[name]
+                piece *= factors[name] * (shrink if name in self._learned else 1.0)
                 yield add_noise(piece, deviation) if deviation and name in self._learned else piece
 
         vector = pending.layout.encode(weigh, len(pending.names))
@@ -163,6 +180,18 @@ class Sender:
         pending.tensors, pending.base, pending.weights = Params(), None, weights
         return torch.from_numpy(masked.view(np.int32 if pending.layout.bits == 32 else np.int64))
 
+    def _clip_factor(self, pending: Pending, clip: float) -> float:
+        """What brings the change to the clipping norm: adding it to the model, in float32, has rounded it."""
+        base = pending.base
+        assert base is not None, "noise is for the change of a model"
+        changes = (
+            pending.tensors[n].detach().cpu().double() - base[n].detach().cpu().double()
+            for n in pending.tensors
+            if n in self._learned
+        )
+        norm = math.hypot(*(float(change.norm()) for change in changes))
+        return min(1.0, clip / norm) if norm else 1.0
+
     def _confirm(self, pending: Pending, survivors: Any) -> str:
         if not isinstance(survivors, list) or not all(isinstance(name, str) for name in survivors):
             raise SumRefusal("the request does not name those who sent their numbers")
@@ -170,21 +199,31 @@ class Sender:
         return pending.member.confirm(survivors)
 
     def _remember(self, pending: Pending) -> None:
-        """Write down with whom this answer is summed; refuse another sum of it over other clients."""
+        """Write down of whom and with what weights this answer is summed; refuse any other sum of it."""
         path = self._folder / SUMMED
+        clients = sorted(pending.member.survivors)
+        is_exact = pending.layout.bits == 64
+        now: dict[str, Any] = {
+            "clients": clients,
+            "weights": relate_weights(pending.weights, clients, is_exact),
+        }
         try:
             known = dict(parse_json(path.read_bytes())) if path.exists() else {}
-        except (ValueError, TypeError):
+            before: Any = known.get(pending.key, now)
+            others, weights = before["clients"], before["weights"]
+            tolerance = 0.0 if is_exact else SAME_SHARES
+            is_same = others == clients and are_same(weights, now["weights"], tolerance)
+        except (ValueError, TypeError, LookupError, AttributeError):
             raise SumRefusal(f"{SUMMED} is damaged, so it is not known what was summed before") from None
-        before, now = known.get(pending.key), sorted(pending.member.survivors)
-        if before not in (None, now):
+        if not is_same:
+            how = "with other weights" if others == clients else f"over {describe(clients)}"
             raise SumRefusal(
-                f"this answer was summed before, over {describe(before)}; with a second sum, over "
-                f"{describe(now)}, what a single client sent could be computed. Wait until the same clients "
-                "are there, or begin a run with another seed"
+                f"this answer was summed before, over {describe(others)}; with a second sum, {how}, what a "
+                "single client sent could be computed. Wait until the same clients are there, or begin a run "
+                "with another seed"
             )
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**known, pending.key: now})
+        write_json(path, {**known, pending.key: before})
 
 
 def read_session(asked: Any, task: str) -> tuple[str, int]:
@@ -207,6 +246,7 @@ def read(asked: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def read_factors(weights: Any, layout: SumLayout, names: tuple[str, ...], own: str) -> dict[str, float]:
     """What each of a client's tensors is multiplied with."""
     factors: dict[str, float] = {}
+    num_named = 0
     for part in weights if isinstance(weights, list) else []:
         given: Any = part.get("factors") if isinstance(part, Mapping) else None
         tensors: Any = part.get("names") if isinstance(part, Mapping) else None
@@ -215,7 +255,8 @@ def read_factors(weights: Any, layout: SumLayout, names: tuple[str, ...], own: s
         if not all(is_number(value) for value in given.values()):
             raise SumRefusal("a weight is not a finite number")
         factors |= dict.fromkeys((str(name) for name in tensors), float(given[own]))
-    if set(factors) != set(layout.specs):
+        num_named += len(tensors)
+    if set(factors) != set(layout.specs) or num_named != len(factors):
         raise SumRefusal("the weights are not those of the tensors that it answered")
     return factors
 
@@ -231,6 +272,26 @@ def check_weights(weights: Any, names: Collection[str], summed: Collection[str])
                     f"the weight of '{name}' is {given[name] / total:.3g} of all, so the sum would be close "
                     f"to its own update; at most {MAX_SHARE:g} is allowed"
                 )
+
+
+def relate_weights(weights: Any, clients: Sequence[str], is_exact: bool) -> dict[str, list[float]]:
+    """The weights of these clients, by a hash of the tensors they are for; as shares unless `is_exact`."""
+    found = {}
+    for part in weights:
+        given = [float(part["factors"][name]) for name in clients]
+        whole = 1.0 if is_exact else math.fsum(map(abs, given)) or 1.0
+        found[digest(*part["names"]).hex()] = [weight / whole for weight in given]
+    return found
+
+
+def are_same(
+    one: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]], tolerance: float
+) -> bool:
+    return one.keys() == other.keys() and all(
+        math.isclose(mine, theirs, rel_tol=tolerance)
+        for key in one
+        for mine, theirs in zip(one[key], other[key], strict=True)
+    )
 
 
 def largest_factor(weights: Any) -> float:

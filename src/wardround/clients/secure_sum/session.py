@@ -26,8 +26,10 @@ from wardround.clients.secure_sum.layout import (
     ACCUSES,
     KEY,
     MODEL,
+    NO_NOISE,
     REFUSAL,
     SumLayout,
+    Terms,
     choose_threshold,
     make_context,
 )
@@ -60,7 +62,7 @@ class SumSession:
     some clients; refuse: counts a client's answer to a task as refused, with the reason; exclude: leaves a
     client that lied out of what is left of the round; keep: from here on the round can be repeated with these
     alone; judge: why a sum cannot be used, by the norm of the change and of the model; note: what the records
-    say of each sum.
+    say of each sum; terms: of its noise.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class SumSession:
         keep: Callable[[Sequence[str]], None],
         judge: Callable[[float, float], str | None],
         note: Callable[[dict[str, Any]], None],
+        terms: Terms = NO_NOISE,
     ) -> None:
         self._task = task
         self._round = round
@@ -88,6 +91,7 @@ class SumSession:
         self._keep = keep
         self._judge = judge
         self._note = note
+        self._terms = terms
         self._name = secrets.token_hex(16)
         self._threshold = choose_threshold(len(sent), min(min_clients, len(sent)))
         bases = [message.optional_params for message in sent.values()]
@@ -143,9 +147,9 @@ class SumSession:
         names = sorted(factors)
         if len({tuple(sorted(group.specs[name].items())) for name in names}) > 1:
             raise TooFewClients(f"round {self._round + 1}: clients sent {label} of different shapes.")
-        base = self._base if label == MODEL else None
+        base = self._base if label == MODEL and not self._terms.are_wide else None
         layout = SumLayout.of(group.specs[names[0]], base, self._learned)
-        context = make_context(self._name, self._threshold, self._round, self._task, label)
+        context = make_context(self._name, self._threshold, self._round, self._task, label, self._terms)
         coordinator = Coordinator(context, self._threshold, layout.length, layout.bits)
         try:
             total = self._exchange(coordinator, label, group, layout, factors)

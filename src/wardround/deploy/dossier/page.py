@@ -59,7 +59,8 @@ SECTIONS = {
 }
 READERS = {  # security.md says the same of each, and why
     "hospital": "its own scans, masks, names of cases, kit, ledger and logs; the shared model",
-    "organiser": "each hospital's updates and numbers, as listed here, one by one; no scan, no file",
+    "organiser": "each hospital's updates and numbers, as listed here, one by one, but of updates that left "
+    "masked (secure summation) sums alone; no scan, no file",
     "project authority": "no data; it could issue a certificate in any name",
     "network": "that connections exist, when, and how much passes; the content is encrypted (TLS 1.3)",
     "other hospitals": "the shared model, the run's configuration, names of hospitals; no other's update",
@@ -130,11 +131,22 @@ def state_facts(facts: DossierFacts) -> dict[str, str]:
         "refused": f"Requests answered by one sentence, a refusal or a failure: {refused}.",
         "verdict": state_verdict(facts),
         "rules": rules,
-        "privacy": describe_told(facts.private) or "Without differential privacy: no noise was added.",
+        "privacy": state_privacy(facts),
         "recipients": f"The organiser: {one_line(organiser, 80)}. The shared model: all hospitals of a run.",
         "channel": CONNECTIONS.get(facts.kind, CONNECTIONS["hospital"]),
         "retention": f"Files and folders listed under Retention, with what they hold: {len(facts.files)}.",
     }
+
+
+def state_privacy(facts: DossierFacts) -> str:
+    """Noise and secure sums, as far as messages show them."""
+    noise = describe_told(facts.private) or "Without differential privacy: no noise was added."
+    masked = {message.run for message in facts.sent if message.task == "sum_masked" and not message.trouble}
+    if not masked:
+        return noise
+    plain = {message.run for message in facts.sent if message.task == "train" and message.tensors}
+    rest = " Updates of other runs left readable." if plain - masked else ""
+    return f"{noise} Updates left masked, for sums of at least three hospitals (secure summation).{rest}"
 
 
 def state_volume(facts: DossierFacts) -> str:
