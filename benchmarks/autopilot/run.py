@@ -1,13 +1,15 @@
 """wardround without a configuration file, federated, pooled and local, beside nnU-Net on the pooled cases.
 
-    python benchmarks/autopilot/run.py --data DATA --out runs/autopilot --jobs 12 --minutes 9
-    python benchmarks/autopilot/summarise.py runs/autopilot --write
+    python benchmarks/autopilot/run.py --data DATA --out runs/autopilot --results benchmarks/autopilot/results
+    python benchmarks/autopilot/summarise.py benchmarks/autopilot --write
 
 DATA holds the folders hippocampus, lgg3d, fundus_odoc and polyp4, each with its index.csv, whose split all
 parts keep. Each set is described by `wardround data init` and configured by `wardround configure`; nothing is
 written by hand. All parts take the same number of optimizer steps in all: of K clients each takes a K-th,
-also where they train alone. A run that ends leaves OUT/results/<set>-<part>-<seed>.json at once, and the same
-command goes on with the others. Seconds mean something only with --jobs 1.
+also where they train alone. A run that ends leaves RESULTS/<set>-<part>-<seed>.json at once, and the same
+command does what is missing, which --list shows with an estimate. Where --minutes are over, our runs go on
+from their last checkpoint the next time; those of nnU-Net begin again. Seconds mean something only with
+--jobs 1.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import csv
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,10 +37,18 @@ from wardround.files import write_json
 from wardround.gpu_service import GpuService
 
 HERE = Path(__file__).parent
-SETS = ("hippocampus", "lgg3d", "fundus_odoc", "polyp4")
+STEPS = {
+    "polyp4": 2400,
+    "hippocampus": 4000,
+    "lgg3d": 2400,
+    "fundus_odoc": 3000,
+}  # of the results that are there
 METHODS = {"federated": None, "pooled": "centralised", "local": "local"}
 PARTS = (*METHODS, "nnunet")
-QUICKER = ("evaluate.metrics=[dice]", "evaluate.overlays=0", "evaluate.calibrate=false")  # the same Dice
+QUICKER = (  # the same Dice; nnU-Net writes no checkpoint at all
+    "evaluate.metrics=[dice]", "evaluate.overlays=0", "evaluate.calibrate=false", "checkpoint.every=10",
+    "checkpoint.keep=1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,12 +82,48 @@ class Runner:
     def result(self, run: Run) -> Path:
         return self.results / f"{run.name}.json"
 
+    def read_result(self, run: Run) -> dict[str, Any] | None:
+        """The result, if there is one; other steps than asked for cannot stand beside the others."""
+        path = self.result(run)
+        found: dict[str, Any] | None = json.loads(path.read_text()) if path.exists() else None
+        if found is not None and found["asked_steps"] != run.steps:
+            raise SystemExit(f"{path} is of {found['asked_steps']} steps, not {run.steps}: see --steps")
+        return found
+
+    def list_missing(self, runs: list[Run]) -> list[Run]:
+        """The runs without a result, each printed with what it may take by those that have one."""
+        done = [(run, found) for run in runs if (found := self.read_result(run)) is not None]
+        missing, total = [run for run in runs if not self.result(run).exists()], 0.0
+        for run in missing:
+            alike = [found for other, found in done if (other.set, other.part) == (run.set, run.part)]
+            alike = alike or [found for other, found in done if other.set == run.set]
+            paces = [
+                found["total_seconds"] / found["asked_steps"] for found in alike or [own for _, own in done]
+            ]
+            seconds, known = (
+                max(paces, default=0.0) * run.steps,
+                "" if alike else " or more: none of the set ended",
+            )
+            total += seconds
+            print(f"missing: {run.name}, about {seconds / 60:.0f} min{known}", flush=True)
+        hours = total / 3600 / self.options.jobs
+        print(f"{len(missing)} of {len(runs)} runs are missing, about {hours:.1f} h", flush=True)
+        return missing
+
     # Before training
 
     def set_up(self, name: str) -> None:
         """Describe and configure a set; plan and preprocess it with nnU-Net."""
         self.work(name).mkdir(parents=True, exist_ok=True)
         file = self.work(name) / f"{name}.yaml"
+        made = {"commit": find_commit(), "steps": self.options.steps[name], "set": self.options.set}
+        record = self.work(name) / "made.json"
+        if (
+            not record.exists() or json.loads(record.read_text()) != made
+        ):  # never a plan of other code or steps
+            for path in (file, *self.work(name).glob("run.yaml"), *self.work(name).glob(f"{name}-*")):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            write_json(record, made)
         if set(METHODS) & set(self.options.parts) and not (self.work(name) / "run.yaml").exists():
             if not file.exists():
                 self.call(name, "init", "wardround", "data", "init", str(self.data / name), "-o", str(file))
@@ -93,15 +140,18 @@ class Runner:
 
     def do(self, run: Run) -> None:
         """Train and test; leave the result."""
-        if self.result(run).exists() or time.monotonic() > self.end:
+        if time.monotonic() > self.end:
             return
         started = time.perf_counter()
         found = self.train_peer(run) if run.part == "nnunet" else self.train_ours(run)
+        spent = self.work(run.set) / f"{run.name}-seconds.json"  # of parts that were cut short
+        before = json.loads(spent.read_text()) if spent.exists() and run.part != "nnunet" else 0.0
+        total = before + time.perf_counter() - started
+        write_json(spent, total)
         if found is None:
             return
         facts = {"set": run.set, "part": run.part, "seed": run.seed, "asked_steps": run.steps}
         place = {"jobs": self.options.jobs, "device": describe_device(), "commit": find_commit()}
-        total = time.perf_counter() - started
         write_json(self.result(run), {**facts, **place, "total_seconds": round(total, 1), **found})
         dice = [case["dice"] for case in found["cases"]]
         print(f"{run.name}: Dice {sum(dice) / len(dice):.4f}, {total:.0f} s", flush=True)
@@ -115,7 +165,9 @@ class Runner:
             settings += [f"method={{name: {method}}}", "min_clients=1"]  # all cases together are one client
         words = [word for setting in settings for word in ("--set", setting)]
         planned = str(self.work(run.set) / "run.yaml")
-        line = ["wardround", "train", planned, *words, "--overwrite", "--no-report", "--quiet"]
+        begun = (folder / "checkpoints" / "latest.json").exists()
+        what = [str(folder), "--resume"] if begun else [planned, *words, "--overwrite"]
+        line = ["wardround", "train", *what, "--no-report", "--quiet"]
         if self.call(run.set, run.name, *line) is None:
             return None
         result = json.loads((folder / "result.json").read_text())
@@ -125,7 +177,7 @@ class Runner:
             "cases": read_cases(folder / "cases.csv", self.data / run.set),
             "steps": config["rounds"] * config["local_steps"] * clients,
             "batch_size": config["batch_size"],
-            "seconds": {"train and test": result["seconds"]},
+            "seconds": {"rounds": result["seconds"]},
             "params_sha256": result["params_sha256"],
         }
 
@@ -253,10 +305,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/autopilot"))
     parser.add_argument("--results", type=Path, help="where results go; default OUT/results")
-    parser.add_argument("--sets", default=",".join(SETS), help="with commas")
+    parser.add_argument("--sets", default=",".join(STEPS), help="with commas")
     parser.add_argument("--parts", default=",".join(PARTS), help="with commas")
     parser.add_argument("--seeds", default="1,2,3", help="with commas")
-    parser.add_argument("--steps", default="5000", help="of all clients together; or polyp4=4000,lgg3d=2000")
+    parser.add_argument(
+        "--steps",
+        default=",".join(f"{name}={steps}" for name, steps in STEPS.items()),
+        help="of all clients together: 5000, or polyp4=4000,lgg3d=2000; default %(default)s",
+    )
+    parser.add_argument("--list", action="store_true", help="show what is missing, and train nothing")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side")
     parser.add_argument("--minutes", type=float, default=600.0, help="for everything")
     parser.add_argument(
@@ -269,15 +326,18 @@ def main() -> None:
     options.steps = read_steps(options.steps, sets)
     runner = Runner(options)
     runner.results.mkdir(parents=True, exist_ok=True)
+    runs = [
+        Run(name, part, seed, options.steps[name])
+        for seed in seeds
+        for name in sets
+        for part in reversed(options.parts)  # nnU-Net takes longest
+    ]
+    missing = runner.list_missing(runs)
+    if options.list:
+        return
     with shared_gpu(options.jobs), ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(runner.set_up, sets))
-        runs = [
-            Run(name, part, seed, options.steps[name])
-            for seed in seeds
-            for name in sets
-            for part in reversed(options.parts)  # nnU-Net takes longest
-        ]
-        list(pool.map(runner.do, runs))
+        list(pool.map(runner.set_up, dict.fromkeys(run.set for run in missing)))
+        list(pool.map(runner.do, missing))
     done = sum(runner.result(run).exists() for run in runs)
     print(f"{done} of {len(runs)} runs are in {runner.results}", flush=True)
 

@@ -1,6 +1,6 @@
 """The README's tables from the files that run.py leaves.
 
-    python benchmarks/autopilot/summarise.py runs/autopilot --alone runs/alone --write      # into README.md
+    python benchmarks/autopilot/summarise.py benchmarks/autopilot --write    # into README.md
 
 Dice is the mean over test cases, of each the mean over classes. --alone: a folder of runs with --jobs 1,
 whose seconds are shown; beside other runs they mean nothing. What stands outside the markers of the README is
@@ -108,12 +108,12 @@ def compare(results: Results) -> list[str]:
 
 
 def list_seconds(results: Results) -> list[str]:
-    lines = ["| set | part | seconds of training and test | runs side by side |", "|---|---|---|---|"]
+    lines = ["| set | part | seconds from start to scores | runs side by side |", "|---|---|---|---|"]
     for name in SETS:
         for part, title in PARTS.items():
             runs = results.get((name, part), [])
             if runs:
-                seconds = [sum(run["seconds"].values()) for run in runs]
+                seconds = [run["total_seconds"] for run in runs]  # the same for all: of the whole command
                 jobs = join({run["jobs"] for run in runs})
                 lines.append(f"| {name} | {title} | {statistics.fmean(seconds):.0f} | {jobs} |")
     return lines
@@ -137,7 +137,7 @@ def put(text: str, readme: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="OUT of run.py")
+    parser.add_argument("folder", type=Path, help="holds results/: benchmarks/autopilot, or OUT of run.py")
     parser.add_argument("--alone", type=Path, help="OUT of run.py --jobs 1, for the seconds")
     parser.add_argument("--write", action="store_true", help="into README.md, in place of what was there")
     options = parser.parse_args()

@@ -181,7 +181,8 @@ def test_a_planned_run_continues_without_measuring_again(
     monkeypatch.setattr(run_plan, "measure_federation", lambda *given, **named: 1 / 0)
     before = (here / "runs" / "hospitals" / "plan.yaml").read_text()
 
-    do("train", "federation.yaml", "--resume", "-q")
+    assert "was planned for --budget 40" in do("train", "hospitals", "--resume", "--budget", "2h", code=2)
+    do("train", "federation.yaml", "--resume", "-q", "--budget", "40")
 
     assert sha256("runs/hospitals") == whole
     assert (here / "runs" / "hospitals" / "plan.yaml").read_text() == before
@@ -370,6 +371,17 @@ def test_a_plan_of_nnunet_is_taken_over_and_trains(do: Any, here: Path) -> None:
     quick = ["--set", "rounds=1", "--set", "local_steps=1", "--set", "output=run", *TINY[2:]]
     do("train", "run.yaml", "--quiet", "--no-report", *quick)
     assert (here / "run" / "result.json").exists()
+
+
+def test_settings_that_do_not_fit_together_leave_no_file(do: Any, here: Path) -> None:
+    damaged = json.loads(json.dumps(PLANS))
+    damaged["configurations"]["2d"]["architecture"]["arch_kwargs"]["strides"] = [[1, 1], [0.5, 2]]
+    Path("nnUNetPlans.json").write_text(json.dumps(damaged))
+    assert "nnUNetPlans.json" in do("configure", "hospitals", "--from", "nnUNetPlans.json", code=2)
+
+    told = do("configure", "hospitals", "--budget", "20", "--set", "model.levels=2", code=2)
+
+    assert "model.arguments.kernels has" in told and not (here / "run.yaml").exists()
 
 
 @mark.parametrize(

@@ -19,7 +19,9 @@ def test_times_steps_and_names_are_budgets() -> None:
     assert [name for name, budget in BUDGETS.items() if budget.tries_methods] == ["full"]
 
 
-@mark.parametrize("text", ["abc", "", "0", "-5", "2.5", "3 weeks", "1e3", "h", "0m"])
+@mark.parametrize(
+    "text", ["abc", "", "0", "-5", "2.5", "3 weeks", "1e3", "h", "0m", "9" * 400, "9" * 400 + "h"]
+)
 def test_anything_else_is_refused_with_what_can_be_given(text: str) -> None:
     with raises(ConfigError, match="Give quick, standard or full, a time such as 30m"):
         parse_budget(text)

@@ -44,3 +44,23 @@ def test_a_method_of_the_users_leaves_the_settings_of_the_plans_aside() -> None:
     found = override_plan(plan, ["method.mu=0.1", "method.name=fedprox"]).settings()
     assert found == {"method": {"name": "fedprox", "mu": 0.1}, "rounds": 2}
     assert override_plan(plan, ["rounds=3"]).settings()["method"]["weighting"] == "samples"
+
+
+def test_what_follows_from_a_setting_of_the_users_follows() -> None:
+    plan = ConfigurationPlan(
+        (
+            Choice("data.patch", [32, 32], "memory"),
+            Choice("local_steps", 5, ""),
+            Choice("evaluate.window", [32, 32], "the patch of training"),
+        )
+    )
+
+    found = override_plan(plan, ["data.patch=[16, 16]", "local_epochs=1"])
+    assert found.settings() == {
+        "data": {"patch": [16, 16]},
+        "evaluate": {"window": [16, 16]},
+        "local_epochs": 1,
+    }
+    assert found.choices[1].reason == "the patch that you set; the plan had [32, 32]"
+    own = override_plan(plan, ["evaluate.window=[24, 24]", "data.patch=[16, 16]"]).settings()
+    assert own["evaluate"]["window"] == [24, 24]

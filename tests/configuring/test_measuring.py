@@ -150,6 +150,24 @@ def test_no_usable_case_is_refused_with_the_reason(federation: Path) -> None:
         measure_federation(federation)
 
 
+def test_cases_that_are_left_out_and_clients_held_out_are_said(federation: Path) -> None:
+    for number in range(4):
+        (federation.parent / f"south{number}.png").write_bytes(b"no picture")
+    federation.write_text(federation.read_text() + "clients: [north, south]\nheld_out: [west]\n")
+    rows = (federation.parent / "cases.csv").read_text()
+    own = [row.replace("south", "west") for row in rows.splitlines() if "south7" in row]
+    for name in ("west7.png", "west7_label.png"):
+        (federation.parent / name).write_bytes(
+            (federation.parent / name.replace("west", "south")).read_bytes()
+        )
+    (federation.parent / "cases.csv").write_text("\n".join([*rows.splitlines(), *own]))
+    _, facts = measure_federation(federation)
+
+    assert [(client.name, client.num_train) for client in facts.clients] == [("north", 6), ("south", 2)]
+    assert facts.notes[0] == "Held out for testing, so they do not train: west."
+    assert facts.notes[1].startswith("Of the 8 cases of client 'south', 4 can be used. The first:")
+
+
 def test_a_fingerprint_has_a_line_in_the_ledger(federation: Path) -> None:
     told, _ = measure_federation(federation)
     line = describe_fingerprint("north", told[0].as_bytes(), 6)

@@ -246,6 +246,7 @@ def test_a_scan_of_any_orientation_is_warned_about(tmp_path: Path) -> None:
         ([("transpose_forward", [0, 1, 1])], None, r"transpose_forward is \[0, 1, 1\]"),
         ([(f"{FULL}.patch_size", [28, 192, 0])], None, "a size is 0; it must be a whole number"),
         ([(f"{FULL}.spacing", [1.0, 1.0])], None, "has 2 entries for 3 axes"),
+        ([(f"{FULL}.spacing", [0.0, 1.0, 1.0])], None, "must be millimetres above 0"),
         ([(f"{FULL}.batch_size", 0)], None, "batch_size is 0"),
         ([(f"{FULL}.normalization_schemes", ["CTNormalization", "NoNormalization"])], None, "in different ways"),
         ([(f"{FULL}.normalization_schemes", ["RGBTo01Normalization"])], None, "by RGBTo01Normalization"),

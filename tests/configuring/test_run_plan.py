@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 from PIL import Image
@@ -46,3 +47,28 @@ def test_a_plan_of_nnunets_mirrors_along_every_axis(federation: Path) -> None:
     found = find_augmentation(federation, adapt=lambda plan: plan)
 
     assert found["mirror"] == 0.5 and "mirror_axes" not in found
+
+
+def test_patch_and_network_fit_images_in_the_users_own_spacing_and_size(tmp_path: Path) -> None:
+    for seed, client in enumerate(("north", "south")):
+        for kind in ("images", "labels"):
+            (tmp_path / client / kind).mkdir(parents=True)
+        for number in range(4):
+            label = np.zeros((40, 32, 24), dtype=np.uint8)
+            label[8:16, 8:16, 8:16] = 1
+            image = np.random.default_rng([seed, number]).random(label.shape, np.float32) + label + 1
+            for kind, values in (("images", image), ("labels", label)):
+                nibabel.save(
+                    nibabel.Nifti1Image(values, np.eye(4)), tmp_path / client / kind / f"p{number}.nii.gz"
+                )
+    path = tmp_path / "federation.yaml"
+    path.write_text("version: 1\nsources: [{path: north}, {path: south}]\nlabels: {organ: [1]}\n")
+
+    def find_patch(*overrides: str) -> Any:
+        data = plan_run(path, parse_budget("600"), overrides).plan.settings()["data"]
+        return data["prepare"]["spacing"], data["prepare"]["size"], data["patch"]
+
+    assert find_patch() == ([1.0, 1.0, 1.0], None, [40, 32, 24])
+    assert find_patch("data.prepare.spacing=[2, 2, 1]") == ([2, 2, 1], None, [20, 16, 24])
+    assert find_patch("data.prepare.spacing=null") == (None, None, [40, 32, 24])
+    assert find_patch("data.prepare.size=[16, 32, 16]") == ([1.0, 1.0, 1.0], [16, 32, 16], [16, 32, 16])

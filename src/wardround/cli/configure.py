@@ -84,6 +84,7 @@ def configure(
     federation = find_federation(paths, quiet)
     locate_run(federation, set_)  # refuses a misspelt setting before minutes of measuring
     run = make_run_plan(federation, wanted, set_, quiet, adapt)
+    run.config()  # refuses settings that do not fit together, before the file is there
     with writing(output):
         write_text(output, as_configuration(run.plan, output, federation, [*describe_run(run), *run.notes]))
     if not quiet:
@@ -106,6 +107,7 @@ def configure_from_survey(
     if output.exists() and not overwrite:
         raise ConfigError(f"{output} already exists and may hold edits of yours; give -o, or --overwrite.")
     run = plan_survey(survey, output.stem, budget, set_)
+    run.config()
     with writing(output):
         notes = [*describe_run(run), *run.notes]
         write_text(output, as_configuration(run.plan, output, survey, notes, command="submit"))
@@ -276,6 +278,7 @@ def prepare_planned(
     federation = find_federation(paths, hidden)
     place = locate_run(federation, set_)
     if resume:
+        check_same_budget(place.folder, budget)
         if (place.folder / "config.yaml").exists():
             return read_config(place.folder, set_), {}
         if (place.folder / PLAN).exists():
@@ -292,6 +295,22 @@ def prepare_planned(
         begin_choice(run, place.folder)
         return finish_choice(place.folder, None, hidden)
     return run.config(), run.make_files()
+
+
+def check_same_budget(folder: Path, budget: str | None) -> None:
+    """Refuse another budget than that of the plan which is resumed."""
+    from wardround.configuring.budget import parse_budget
+    from wardround.configuring.plan_file import PLAN, read_record
+    from wardround.errors import ConfigError
+
+    if budget is None or not (folder / PLAN).exists():
+        return
+    planned = str(read_record(folder)[1].get("budget"))
+    if parse_budget(budget).name != planned:
+        raise ConfigError(
+            f"{folder} was planned for --budget {planned} and goes on with that. Leave --budget out, or "
+            "begin again with --overwrite in place of --resume."
+        )
 
 
 def locate_run(federation: Path, set_: list[str] | None) -> Config:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from wardround.errors import ConfigError
 from wardround.planning.costs import Time
-from wardround.text import format_duration, suggest
+from wardround.text import clipped, format_duration, suggest
 
 LEAST_STEPS = 20  # of each client: fewer train nothing
 NNUNET_STEPS = 250_000  # its 1,000 epochs of 250 steps
+MOST_STEPS = 10**9
+MOST_SECONDS = 366 * 86400.0
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -56,13 +58,13 @@ def parse_budget(text: str) -> Budget:
     if word in BUDGETS:
         return BUDGETS[word]
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", word)
-    if found is not None and not found[2] and "." not in found[1] and int(found[1]) >= 1:
+    if found is not None and not found[2] and "." not in found[1] and 1 <= float(found[1]) <= MOST_STEPS:
         return Budget(word, steps=int(found[1]))
-    if found is not None and found[2] in UNITS and float(found[1]) > 0:
+    if found is not None and found[2] in UNITS and 0 < float(found[1]) * UNITS[found[2]] <= MOST_SECONDS:
         return Budget(word, seconds=float(found[1]) * UNITS[found[2]])
     raise ConfigError(
-        f"--budget is '{text}'.{suggest(word, BUDGETS)} Give quick, standard or full, a time such as 30m or "
-        "2h, or a number of steps of each client."
+        f"--budget is '{clipped(text, 20)}'.{suggest(word, BUDGETS)} Give quick, standard or full, a time "
+        f"such as 30m or 2h, up to a year, or a number of steps of each client, up to {MOST_STEPS:,}."
     )
 
 

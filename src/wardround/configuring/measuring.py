@@ -7,6 +7,7 @@ Every file is read once; the check of the run that follows finds what it needs i
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from wardround.configuring.preparation_rules import ORIENTATION
 from wardround.data.checking.check import check
 from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import describe_error, read_and_remember
+from wardround.data.checking.findings import CheckReport
 from wardround.data.fingerprint.case import CaseStatistics, measure_case
 from wardround.data.fingerprint.measure import Fingerprint, summarise
 from wardround.data.listing import Entry, Watch, map_cases
+from wardround.data.readers.common import join_names
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.errors import DataError
@@ -39,7 +42,7 @@ def measure_federation(
     that it has fewer; 1 where all cases are the user's own, 5 as hospitals do.
     """
     data = RealData(Path(path), settings or DataSettings())
-    cases = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
+    cases, report = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
     bare = {name: sum(case.voxels is None for case in own) for name, own in cases.items()}
     # as at hospitals: only what the bytes say goes on
     fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
@@ -50,7 +53,24 @@ def measure_federation(
         replace(client, num_unlabelled=bare[client.name], annotates=list_annotated(data, client.name))
         for client in facts.clients
     )
-    return fingerprints, replace(facts, clients=clients)
+    notes = (*describe_idle(data, report, cases), *facts.notes)
+    return fingerprints, replace(facts, clients=clients, notes=notes)
+
+
+def describe_idle(data: RealData, report: CheckReport, trains: Collection[str]) -> list[str]:
+    """A sentence for each client with cases that are left out, and for those that do not train."""
+    held_out = [name for name in data.file.held_out if name in data.listing.clients]
+    notes = [f"Held out for testing, so they do not train: {join_names(held_out)}."] if held_out else []
+    for name in data.listing.clients:
+        lost = [entry for entry in report.left_out if entry.client == name]
+        count = len(data.listing.of(name))
+        if lost:
+            which = "none" if len(lost) == count else f"{count - len(lost)}"
+            first = report.reasons(lost[0])[0].sentence
+            notes.append(f"Of the {count} cases of client '{name}', {which} can be used. The first: {first}")
+        elif name not in trains and name not in held_out:
+            notes.append(f"Client '{name}' has no training case, so it does not train.")
+    return notes
 
 
 def list_annotated(data: RealData, client: str) -> tuple[str, ...]:
@@ -62,10 +82,11 @@ def list_annotated(data: RealData, client: str) -> tuple[str, ...]:
 
 def measure_training_cases(
     data: RealData, *, jobs: int | None = None, on_progress: Watch | None = None, strict: bool = True
-) -> dict[str, list[CaseStatistics]]:
-    """The usable training cases of every client, measured; strict: a class that nobody has is an error.
+) -> tuple[dict[str, list[CaseStatistics]], CheckReport]:
+    """The usable training cases of every client, measured, and what the check found in all cases.
 
     Along the axes that a plan gives scans, or that the settings of the run do, whatever federation.yaml says.
+    strict: a class that nobody has is an error.
     """
     jobs = jobs or cores()
     orientation = (data.settings.prepare or {}).get("orientation", ORIENTATION)
@@ -96,4 +117,4 @@ def measure_training_cases(
     if not cases:
         reasons = report.sentences()
         raise DataError(f"{data.path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())
-    return cases
+    return cases, report

@@ -9,6 +9,7 @@ pictures (row, column). Every list is brought into our order; scans keep the axe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,9 @@ def read_preparing(
     reader = plans["image_reader_writer"]
     if reader != PICTURES:
         found["data.prepare.orientation"] = "RAS" if reader.endswith("WithReorient") else None
-        found["data.prepare.spacing"] = [float(side) for side in pick(settings["spacing"], axes)]
+        found["data.prepare.spacing"] = spacing = [float(side) for side in pick(settings["spacing"], axes)]
+        if not all(0 < side < math.inf for side in spacing):
+            raise ConfigError(f"spacing is {settings['spacing']}; it must be millimetres above 0.")
         if not reader.endswith("WithReorient"):
             warnings.append(
                 "Scans keep the axes of their files, as in nnU-Net. Where hospitals store them in different "

@@ -45,31 +45,38 @@ class ConfigurationPlan:
 def override_plan(plan: ConfigurationPlan, overrides: Sequence[str]) -> ConfigurationPlan:
     """The plan with settings of the user's (`a.b=c`) in place of its own.
 
-    With `method.name`, the plan's other settings of the method are left out: they need not exist there.
+    With `method.name`, the plan's other settings of the method are left out: they need not exist there; with
+    `local_epochs`, its steps. The window of the test is the patch of training, whoever set that.
 
     >>> plan = ConfigurationPlan((Choice("rounds", 10, "the budget"),))
     >>> override_plan(plan, ["rounds=3"]).choices
     (Choice(key='rounds', value=3, reason='as you set it; the plan had 10'),)
     """
     choices = list(plan.choices)
-    if any(override.partition("=")[0].strip() == "method.name" for override in overrides):
+    own = [override.partition("=")[0].strip() for override in overrides]
+    if "method.name" in own:
         choices = [c for c in choices if c.key == "method.name" or not c.key.startswith("method.")]
-    for override in overrides:
+    for key, override in zip(own, overrides, strict=True):
         values: dict[str, Any] = {}
         apply_override(values, override)
-        key, value = override.partition("=")[0].strip(), values
+        value: Any = values
         for part in key.split("."):
             value = value[part]
         choices = lay_over(choices, key, value)
+        if key == "local_epochs":
+            choices = [choice for choice in choices if choice.key != "local_steps"]
+        if key == "data.patch" and "evaluate.window" not in own:
+            choices = lay_over(choices, "evaluate.window", value, "the patch that you set")
     return replace(plan, choices=tuple(choices))
 
 
-def lay_over(choices: Sequence[Choice], key: str, value: Any) -> list[Choice]:
+def lay_over(choices: Sequence[Choice], key: str, value: Any, why: str = "as you set it") -> list[Choice]:
     """The choices with one replaced or added; a whole section takes the place of all inside it."""
     laid = [choice for choice in choices if not choice.key.startswith(f"{key}.")]
     for place, choice in enumerate(laid):
         if choice.key == key:
-            laid[place] = Choice(key, value, f"as you set it; the plan had {choice.value}")
+            had = "" if choice.value == value else f"; the plan had {choice.value}"
+            laid[place] = Choice(key, value, f"{why}{had}")
             return laid
         if key.startswith(f"{choice.key}.") and isinstance(choice.value, dict):
             section = {"value": deepcopy(choice.value)}
@@ -80,4 +87,4 @@ def lay_over(choices: Sequence[Choice], key: str, value: Any) -> list[Choice]:
             target[last] = value
             laid[place] = Choice(choice.key, section["value"], f"{choice.reason}; {key} as you set it")
             return laid
-    return [*laid, Choice(key, value, "as you set it")]
+    return [*laid, Choice(key, value, why)]

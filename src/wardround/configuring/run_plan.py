@@ -15,11 +15,12 @@ from typing import Any
 from wardround.config import Config
 from wardround.config_file import load_config
 from wardround.configuring.budget import Budget, Pace, find_steps, format_minutes, parse_budget
-from wardround.configuring.facts import Facts
+from wardround.configuring.facts import Facts, Quantiles
 from wardround.configuring.measuring import measure_federation
 from wardround.configuring.method_choice import TRIALS_SHARE
 from wardround.configuring.plan import Choice, ConfigurationPlan, override_plan
 from wardround.configuring.plan_file import PLAN, as_record
+from wardround.configuring.preparation_rules import find_spacing
 from wardround.configuring.rules import configure
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.fingerprint.measure import Fingerprint
@@ -42,7 +43,8 @@ class RunPlan:
     """A run that is ready to train; its plan has the user's own settings in it.
 
     steps: of each client; seconds: what it is expected to take, None where only steps were asked for;
-    notes: what was guessed; fingerprints: what clients told of their cases.
+    notes: of clients that are made and a budget that is short, beside the plan's warnings; fingerprints: what
+    clients told of their cases.
     """
 
     name: str
@@ -97,6 +99,7 @@ def plan_run(
     name = name_run(path, file)
     fingerprints, facts = measure_federation(path, read_data_settings(path, overrides), on_progress=watch)
     check_facts(path, facts)
+    known = prepare_as_set(facts, overrides)
     first = [
         Choice("name", name, "the folder of the data"),
         Choice("data.federation", str(path), "your data, seen from where the command runs"),
@@ -104,13 +107,13 @@ def plan_run(
 
     def plan(steps: int) -> ConfigurationPlan:
         if adapt is None:
-            made = configure(facts, steps=steps)
+            made = configure(known, steps=steps)
         else:  # whose axes may be those of the files
-            made = adapt(configure(replace(facts, positions=()), steps=steps))
+            made = adapt(configure(replace(known, positions=()), steps=steps))
         return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
 
     steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
-    notes = (*describe_artificial(file), *facts.notes, *describe_shortage(budget, seconds))
+    notes = (*describe_artificial(file), *describe_shortage(budget, seconds))
     made = plan(steps)
     return RunPlan(name, path, budget, made, facts, count_steps(made, steps), seconds, notes, fingerprints)
 
@@ -137,9 +140,9 @@ def plan_hospitals(
         )
     first = [Choice("name", name, "so that hospitals can tell runs apart")]
     first += [Choice(f"data.{key}", value, "from the survey of the hospitals") for key, value in data.items()]
-    made = configure(facts, steps=steps)
+    made = configure(prepare_as_set(facts, overrides), steps=steps)
     made = override_plan(replace(made, choices=(*first, *made.choices)), overrides)
-    return RunPlan(name, source, budget, made, facts, count_steps(made, steps), None, facts.notes)
+    return RunPlan(name, source, budget, made, facts, count_steps(made, steps))
 
 
 def count_steps(plan: ConfigurationPlan, asked: int) -> int:
@@ -162,16 +165,38 @@ def configure_run(federation: str | Path, *, budget: str = "quick", overrides: S
 
 def read_data_settings(path: Path, overrides: Sequence[str]) -> DataSettings:
     """What the user's own settings say of splits and orientation; the rest is to be planned."""
+    own = read_own_data(overrides)
+    prepare = {key: value for key, value in own["prepare"].items() if key == "orientation"}
+    chosen = {"splits": own.get("splits") or None, "prepare": prepare or None}
+    return DataSettings.read({"federation": str(path), **chosen}, "data.")
+
+
+def read_own_data(overrides: Sequence[str]) -> dict[str, Any]:
+    """The user's own settings of `data`, which are checked elsewhere; "prepare" is always there."""
     values: dict[str, Any] = {}
     for override in overrides:
         apply_override(values, override)
     data = values.get("data")
     own = data if isinstance(data, dict) else {}
-    prepare = own.get("prepare")
-    if isinstance(prepare, dict):
-        prepare = {key: value for key, value in prepare.items() if key == "orientation"}
-    chosen = {"splits": own.get("splits") or None, "prepare": prepare or None}
-    return DataSettings.read({"federation": str(path), **chosen}, "data.")
+    return {**own, "prepare": own["prepare"] if isinstance(own.get("prepare"), dict) else {}}
+
+
+def prepare_as_set(facts: Facts, overrides: Sequence[str]) -> Facts:
+    """The facts of images in the user's own spacing and size, so that patch and network fit them."""
+    prepare = read_own_data(overrides)["prepare"]
+    spacing, size = prepare.get("spacing"), prepare.get("size")
+    if spacing and facts.has_spacing and len(spacing) == facts.dimensions:
+        facts = replace(facts, spacing=tuple(Quantiles(side, side, side) for side in map(float, spacing)))
+    elif "spacing" in prepare and not spacing:
+        facts = replace(facts, has_spacing=False)
+    if size and len(size) == facts.dimensions:
+        extent = [side * voxel for side, voxel in zip(size, find_spacing(facts), strict=True)]
+        facts = replace(
+            facts,
+            shape=tuple(Quantiles(side, side, side) for side in size),
+            extent=tuple(Quantiles(side, side, side) for side in extent),
+        )
+    return facts
 
 
 def name_run(path: Path, file: FederationFile) -> str:
@@ -193,7 +218,8 @@ def check_facts(path: Path, facts: Facts) -> None:
     if len(facts.clients) < 2:
         raise ConfigError(
             f"{path} has one client that trains, '{facts.clients[0].name}'; a federation needs two. Add a "
-            "folder under sources, or divide its cases artificially: partition: {kind: iid, clients: 4}."
+            "folder under sources, or divide its cases artificially: partition: {kind: iid, clients: 4}. "
+            + " ".join(facts.notes)
         )
     absent = [name for name in facts.classes if not facts.presence.get(name, 0)]
     if absent:

@@ -161,7 +161,8 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
     whole = rounds * local == steps
     made = f"are the {steps} of each client" if whole else f"make {rounds * local}, nearest to {steps}"
     counts = [client.num_train for client in facts.clients]
-    why = f"clients have {min(counts)} to {max(counts)} training cases: equal steps, not epochs"
+    has = f"clients have {min(counts)} to" if min(counts) < max(counts) else "every client has"
+    why = f"{has} {max(counts)} training cases: equal steps, not epochs"
     if facts.partial is not None:
         told = ", ".join(facts.partial.annotates)
         why = f"'{facts.partial.name}' annotates {told} alone, and would forget the rest in more"

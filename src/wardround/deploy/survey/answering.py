@@ -33,7 +33,8 @@ def answer_survey(
         proposal = read_proposal(message.scalars.get("proposal"))
         decision = ProposalFolder(state).consider(proposal, data.file, site.accept)
         return Message(scalars={"decision": decision, "key": proposal.key}), 0
-    cases = measure_training_cases(data, jobs=site.threads, on_progress=on_progress, strict=False)[inside]
+    measured, _ = measure_training_cases(data, jobs=site.threads, on_progress=on_progress, strict=False)
+    cases = measured[inside]
     found = summarise(cases, site.min_count, behind=site.min_count)
     told = found.model_copy(update={"client": name, "hardware": describe_hardware(site.device)})
     scalars = {"fingerprint": told.as_dict(), "facts": describe_files(site, inside)}
