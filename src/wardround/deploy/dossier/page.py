@@ -51,12 +51,17 @@ SECTIONS = {
     "data": "Categories of data",
     "left": "What left",
     "rules": "Rules in force",
-    "privacy": "Differential privacy",
+    "privacy": "Differential privacy and secure summation",
     "readers": "Who could read what",
     "retention": "Retention",
     "questions": "Questions, one by one",
     "annex": "Every message",
 }
+MASKED = "sum_masked"  # the task whose answer is an update that only a sum can show
+SUMMED = (
+    "under secure summation the weighted sum of at least three hospitals' updates and no single one; "
+    "everything else as listed here, one by one; no scan, no file"
+)
 READERS = {  # security.md says the same of each, and why
     "hospital": "its own scans, masks, names of cases, kit, ledger and logs; the shared model",
     "organiser": "each hospital's updates and numbers, as listed here, one by one; no scan, no file",
@@ -130,7 +135,7 @@ def state_facts(facts: DossierFacts) -> dict[str, str]:
         "refused": f"Requests answered by one sentence, a refusal or a failure: {refused}.",
         "verdict": state_verdict(facts),
         "rules": rules,
-        "privacy": describe_told(facts.private) or "Without differential privacy: no noise was added.",
+        "privacy": state_privacy(facts),
         "recipients": f"The organiser: {one_line(organiser, 80)}. The shared model: all hospitals of a run.",
         "channel": CONNECTIONS.get(facts.kind, CONNECTIONS["hospital"]),
         "retention": f"Files and folders listed under Retention, with what they hold: {len(facts.files)}.",
@@ -158,6 +163,16 @@ def state_verdict(facts: DossierFacts) -> str:
         return f"BROKEN: the ledger is not as it was written; {facts.verdict.sentence}"
     last = f" Last hash {facts.verdict.hash}." if facts.verdict.hash else ""
     return f"The ledger was verified: {facts.verdict.sentence}{last}"
+
+
+def count_masked(facts: DossierFacts) -> int:
+    return sum(message.task == MASKED and not message.trouble for message in facts.sent)
+
+
+def state_privacy(facts: DossierFacts) -> str:
+    noise = describe_told(facts.private) or "Without differential privacy: no noise was added."
+    masked = count_masked(facts)
+    return f"{noise} Updates sent masked, for a secure sum: {masked}." if masked else noise
 
 
 # Sections
@@ -254,7 +269,8 @@ def draw_readers(facts: DossierFacts) -> list[Html]:
         scores = "Scores leave as sums and histograms, never as a row a case."
     note = f"Whoever ran this {facts.kind} had all files. With real hospitals it is as follows. "
     first = note if facts.kind in ON_ONE_MACHINE else ""
-    return [tag("p", first, scores), facts_table("Who could read what", list(READERS.items()))]
+    readers = {**READERS, "organiser": SUMMED} if count_masked(facts) else READERS
+    return [tag("p", first, scores), facts_table("Who could read what", list(readers.items()))]
 
 
 def draw_retention(facts: DossierFacts) -> list[Html]:
