@@ -141,6 +141,7 @@ def test_an_organisers_run_lists_hospitals_and_says_that_the_chain_is_elsewhere(
     assert "Came from hospitals: 2 messages" in text
     assert "fewer than 5" in text and "The ledger with a chain is at each hospital" in text
     assert "each hospital's own and not on record here" in text
+    assert "unless its own rules keep their names" in text
 
 
 def test_a_simulation_says_that_nothing_left_a_hospital(run: Path) -> None:

@@ -22,6 +22,7 @@ from wardround.yaml_file import loaded
 QUESTIONS = Path(__file__).with_name("questions.yaml")
 MOST_LISTED = 2000  # messages in the annex; the ledger has them all
 CASE_NAMES = {"number": "cases go by number, not by name", "keep": "CASES GO BY THEIR NAMES (case_names)"}
+NAMES_ELSEWHERE = "cases of a hospital go by number, unless its own rules keep their names (case_names)"
 SECRET = ("data", "proxy")  # of site.yaml: a path, and an address that may hold a password
 KINDS = {
     "simulation": "a simulation",
@@ -189,7 +190,7 @@ def draw_data(facts: DossierFacts) -> list[Html]:
     lines = [
         "Health data: medical images, and masks in which people outlined structures.",
         "Leaves: model tensors, named numbers, tables of scores, counts. Stays: images, masks, files.",
-        f"In tables, {CASE_NAMES['number' if facts.site is None else facts.site.case_names]}.",
+        f"In tables, {CASE_NAMES[facts.site.case_names] if facts.site else NAMES_ELSEWHERE}.",
         f"Counts from 1 to {facts.fewest - 1} are told as fewer than {facts.fewest}.",
     ]
     rows = [[row[0], *(bound(count, facts.fewest) for count in row[1:])] for row in facts.cases]
