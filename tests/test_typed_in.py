@@ -67,6 +67,7 @@ BEFORE = {
     "docs/how-to/hospitals.md": KIT,
     "docs/how-to/networks.md": "",
     "docs/how-to/own-data.md": HOSPITALS + VOLUMES,
+    "docs/how-to/nvidia-flare.md": "",
     "docs/how-to/plan.md": "",
     "docs/how-to/predict.md": f"{FEDERATION}{SCAN}{MINE}cp south other_hospital\ncp north/images folder",
     "docs/how-to/read-the-report.md": f"{RUN}{COMPARED}cp runs/quickstart runs/a\ncp runs/quickstart runs/b",

@@ -150,6 +150,7 @@ def test_an_organisers_run_lists_hospitals_and_says_that_the_chain_is_elsewhere(
     assert "Came from hospitals: 2 messages" in text
     assert "fewer than 5" in text and "The ledger with a chain is at each hospital" in text
     assert "each hospital's own and not on record here" in text
+    assert "unless its own rules keep their names" in text
 
 
 def test_a_simulation_says_that_nothing_left_a_hospital(run: Path) -> None:
@@ -171,6 +172,29 @@ def test_a_rehearsal_says_where_its_ledgers_are_and_that_no_connection_left_the_
     assert "A rehearsal on one machine: nothing left a hospital" in text
     assert "in the kits of the rehearsal" in text and "no connection left it" in text
     assert "own dossier has them" not in text
+
+
+def test_under_secure_summation_the_organiser_reads_sums(run: Path, hospital: Kit) -> None:
+    for place, ledger in ((run, run / "egress.jsonl"), (hospital.folder, hospital.state / "egress.jsonl")):
+        assert "hospital's updates and numbers" in text_of(draw_dossier(read_facts(place)))
+        masked = {**line("sum_masked"), "client": "north", "time": "2026-11-18T10:00:01"}
+        if place == run:
+            write_text(ledger, f"{ledger.read_text()}{json.dumps(masked)}\n")
+        else:
+            Ledger(ledger).add(line("sum_masked"))
+        text = text_of(draw_dossier(read_facts(place)))
+
+        assert "Updates sent masked, for a secure sum: 1" in text
+        assert "sum of at least three hospitals' updates" in text and "updates and numbers" not in text
+
+
+def test_files_with_slices_of_scans_are_listed(run: Path) -> None:
+    write_text(run / "overlays.png", "")
+    (run / "rehearsal").mkdir()
+
+    listed = {name: holds for name, _, holds, _ in read_facts(run).files}
+
+    assert all("slices of test cases" in listed[name] for name in ("overlays.png", "rehearsal"))
 
 
 def test_every_question_is_answered_from_facts_that_exist_or_left_to_the_controller(run: Path) -> None:

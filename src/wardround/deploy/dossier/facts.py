@@ -27,7 +27,7 @@ KIT_FILES = {
     "state/egress.head.json": ("length and last hash of that list", "keep beside it"),
     "state/privacy.jsonl": ("what was spent of epsilon", "keep as long as the cases"),
     "state": (
-        "all of the above, and this hospital's last models of each run",
+        "all of the above, and of each run this hospital's last models and slices of test cases as pictures",
         "a run's own folder, after it",
     ),
     "logs": ("connections and errors, which may name files and cases", "when nobody needs them"),
@@ -40,6 +40,8 @@ RUN_FILES = {
     "cases.csv": ("test scores, a row a case", "with the run"),
     "checkpoints": ("models of the last rounds and the best one", "with the run"),
     "clients": ("what clients keep: their models, and slices of test cases as pictures", "with the run"),
+    "rehearsal": ("kits: keys, ledgers, and slices of test cases as pictures", "with the run"),
+    "overlays.png": ("slices of test cases, on one machine alone", "treat it as you treat scans"),
     "report.html": ("tables and curves; it may show slices of scans", "treat it as you treat scans"),
     "run.log": ("rounds, warnings, errors", "with the run"),
 }

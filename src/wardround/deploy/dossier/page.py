@@ -22,6 +22,7 @@ from wardround.yaml_file import loaded
 QUESTIONS = Path(__file__).with_name("questions.yaml")
 MOST_LISTED = 2000  # messages in the annex; the ledger has them all
 CASE_NAMES = {"number": "cases go by number, not by name", "keep": "CASES GO BY THEIR NAMES (case_names)"}
+NAMES_ELSEWHERE = "cases of a hospital go by number, unless its own rules keep their names (case_names)"
 SECRET = ("data", "proxy")  # of site.yaml: a path, and an address that may hold a password
 KINDS = {
     "simulation": "a simulation",
@@ -51,12 +52,17 @@ SECTIONS = {
     "data": "Categories of data",
     "left": "What left",
     "rules": "Rules in force",
-    "privacy": "Differential privacy",
+    "privacy": "Differential privacy and secure summation",
     "readers": "Who could read what",
     "retention": "Retention",
     "questions": "Questions, one by one",
     "annex": "Every message",
 }
+MASKED = "sum_masked"  # the task whose answer is an update that only a sum can show
+SUMMED = (
+    "under secure summation the weighted sum of at least three hospitals' updates and no single one; "
+    "everything else as listed here, one by one; no scan, no file"
+)
 READERS = {  # security.md says the same of each, and why
     "hospital": "its own scans, masks, names of cases, kit, ledger and logs; the shared model",
     "organiser": "each hospital's updates and numbers, as listed here, one by one, but of updates that left "
@@ -172,6 +178,16 @@ def state_verdict(facts: DossierFacts) -> str:
     return f"The ledger was verified: {facts.verdict.sentence}{last}"
 
 
+def count_masked(facts: DossierFacts) -> int:
+    return sum(message.task == MASKED and not message.trouble for message in facts.sent)
+
+
+def state_privacy(facts: DossierFacts) -> str:
+    noise = describe_told(facts.private) or "Without differential privacy: no noise was added."
+    masked = count_masked(facts)
+    return f"{noise} Updates sent masked, for a secure sum: {masked}." if masked else noise
+
+
 # Sections
 
 
@@ -186,7 +202,7 @@ def draw_data(facts: DossierFacts) -> list[Html]:
     lines = [
         "Health data: medical images, and masks in which people outlined structures.",
         "Leaves: model tensors, named numbers, tables of scores, counts. Stays: images, masks, files.",
-        f"In tables, {CASE_NAMES['number' if facts.site is None else facts.site.case_names]}.",
+        f"In tables, {CASE_NAMES[facts.site.case_names] if facts.site else NAMES_ELSEWHERE}.",
         f"Counts from 1 to {facts.fewest - 1} are told as fewer than {facts.fewest}.",
     ]
     rows = [[row[0], *(bound(count, facts.fewest) for count in row[1:])] for row in facts.cases]
@@ -266,7 +282,8 @@ def draw_readers(facts: DossierFacts) -> list[Html]:
         scores = "Scores leave as sums and histograms, never as a row a case."
     note = f"Whoever ran this {facts.kind} had all files. With real hospitals it is as follows. "
     first = note if facts.kind in ON_ONE_MACHINE else ""
-    return [tag("p", first, scores), facts_table("Who could read what", list(READERS.items()))]
+    readers = {**READERS, "organiser": SUMMED} if count_masked(facts) else READERS
+    return [tag("p", first, scores), facts_table("Who could read what", list(readers.items()))]
 
 
 def draw_retention(facts: DossierFacts) -> list[Html]:
