@@ -58,11 +58,6 @@ SECTIONS = {
     "questions": "Questions, one by one",
     "annex": "Every message",
 }
-MASKED = "sum_masked"  # the task whose answer is an update that only a sum can show
-SUMMED = (
-    "under secure summation the weighted sum of at least three hospitals' updates and no single one; "
-    "everything else as listed here, one by one; no scan, no file"
-)
 READERS = {  # security.md says the same of each, and why
     "hospital": "its own scans, masks, names of cases, kit, ledger and logs; the shared model",
     "organiser": "each hospital's updates and numbers, as listed here, one by one, but of updates that left "
@@ -178,16 +173,6 @@ def state_verdict(facts: DossierFacts) -> str:
     return f"The ledger was verified: {facts.verdict.sentence}{last}"
 
 
-def count_masked(facts: DossierFacts) -> int:
-    return sum(message.task == MASKED and not message.trouble for message in facts.sent)
-
-
-def state_privacy(facts: DossierFacts) -> str:
-    noise = describe_told(facts.private) or "Without differential privacy: no noise was added."
-    masked = count_masked(facts)
-    return f"{noise} Updates sent masked, for a secure sum: {masked}." if masked else noise
-
-
 # Sections
 
 
@@ -282,8 +267,7 @@ def draw_readers(facts: DossierFacts) -> list[Html]:
         scores = "Scores leave as sums and histograms, never as a row a case."
     note = f"Whoever ran this {facts.kind} had all files. With real hospitals it is as follows. "
     first = note if facts.kind in ON_ONE_MACHINE else ""
-    readers = {**READERS, "organiser": SUMMED} if count_masked(facts) else READERS
-    return [tag("p", first, scores), facts_table("Who could read what", list(readers.items()))]
+    return [tag("p", first, scores), facts_table("Who could read what", list(READERS.items()))]
 
 
 def draw_retention(facts: DossierFacts) -> list[Html]:
