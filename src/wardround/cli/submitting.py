@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from wardround.cli.common import err, leave_out, out, print_table
-from wardround.cli.configure import refuse_budget, show_run_plan
+from wardround.cli.configure import refuse_budget
+from wardround.cli.plan_screen import show_run_plan
 from wardround.errors import ConfigError
 
 if TYPE_CHECKING:
