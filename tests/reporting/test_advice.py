@@ -96,6 +96,14 @@ def test_clients_that_annotate_different_structures_are_compared_in_the_same_one
     assert ">south<" in page and " lags in cup (Dice 0.100 over 2 values, 0.300 at the others)" in page
 
 
+def test_a_class_that_some_outline_alone_is_not_known_elsewhere(folder: Path) -> None:
+    both = {"disc": [0.9], "cup": [0.8]}
+    page = next_steps(with_cases(folder, {"east": both, "north": {"disc": [0.9]}}), "r0")
+
+    assert "is tested where it is outlined, at " in page and page.count("may find it there alone") == 1
+    assert ">cup<" in page and ">east<" in page and ">disc<" not in page
+
+
 def test_a_class_that_is_never_found_and_one_that_is_not_there_are_named(folder: Path) -> None:
     nan = float("nan")
     found = {"east": {"rim": [0.8], "cup": [0.0]}, "north": {"rim": [0.8], "cup": [nan]}}

@@ -23,7 +23,7 @@ def next_steps(run: Run, prefix: str) -> Html:
     """One sentence for each thing that stands out; nothing before the test, or where no model was trained."""
     if run.is_evaluation or run.test is None:
         return Html("")
-    found = [*judge_curve(run), *judge_classes(run), *judge_clients(run, prefix)]
+    found = [*judge_curve(run), *judge_classes(run), *judge_annotation(run.test), *judge_clients(run, prefix)]
     if not found:
         found = [
             join(
@@ -123,6 +123,19 @@ def judge_classes(run: Run) -> Iterator[Html]:
         yield join(
             "Class ", name(region), " is missing in the test cases of ", name(client),
             ": nothing is known of it there. Look at its splits.",
+        )  # fmt: skip
+
+
+def judge_annotation(test: Evaluation) -> Iterator[Html]:
+    """Structures that are tested at the clients which outline them alone, and may be found there alone."""
+    clients = test.regions_of
+    where = {region: [c for c, own in clients.items() if region in own] for region in test.regions}
+    partly = [(region, own) for region, own in where.items() if len(own) < len(clients)]
+    for region, own in partly[:MOST_MISSING]:
+        yield join(
+            "Class ", name(region), " is tested where it is outlined, at ", name(", ".join(own)),
+            ". A network that tells hospitals apart by their images may find it there alone: outline it in "
+            "a few test cases of the others before the model is used there.",
         )  # fmt: skip
 
 
