@@ -11,7 +11,7 @@ DATA holds `fundus_odoc` with its index.csv. The same scans are trained on
     exclusion   the same with `exclusion: 1`
     condist     the same with `objective: condist`: the received model teaches the other structures
     background  the same labels, but what is not outlined is trained as background, as without `annotates`
-    alone       each structure by those who annotate it, without the others
+    alone       each structure by those who annotate it, without the others: a model of that structure alone
 
 and the model of the last round is scored on the test cases of all hospitals, with labels in full (with
 `--split val` on validation cases, to choose settings by). A number is the mean over structures of the mean
@@ -160,7 +160,7 @@ def train(options: argparse.Namespace, out: Path, arm: str, seed: int) -> dict[s
         return {name: train(options, out, alone, seed)[name] for name, alone in each.items()}
     config = configure(options, out, arm, seed)
     federation = open_federation(config.data, config.seed, config.compute.resident)
-    if arm == "background":
+    if arm == "background" or arm.startswith("alone-"):
         federation = forget_annotation(federation)
     if arm.startswith("alone-"):
         names = annotators(options, arm.removeprefix("alone-"))
