@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers import call
-from pytest import fixture
+from pytest import fixture, mark
 
 from wardround.privacy import Policy, PrivacyBudget, PrivacySettings
 
@@ -62,3 +62,17 @@ def test_a_place_without_a_budget_is_named(monkeypatch: Any, capsys: Any, tmp_pa
     code, _, err = call(monkeypatch, capsys, "privacy", "status", str(tmp_path))
 
     assert code == 2 and "has no privacy.jsonl" in " ".join(err.split())
+
+
+def test_a_kit_that_has_not_answered_yet_has_spent_nothing(monkeypatch: Any, capsys: Any, kit: Path) -> None:
+    (kit / "state" / "privacy.jsonl").unlink()
+    code, out, _ = call(monkeypatch, capsys, "privacy", "status", str(kit))
+
+    assert code == 0 and "has spent nothing yet." in out and "may reach 4" in out
+
+
+@mark.parametrize("delta", ["-1", "0", "1", "nan"])
+def test_a_delta_that_is_no_chance_is_refused(monkeypatch: Any, capsys: Any, kit: Path, delta: str) -> None:
+    code, _, err = call(monkeypatch, capsys, "privacy", "status", str(kit), "--delta", delta)
+
+    assert code == 2 and f"--delta is {delta}; it must be between 0 and 1." in " ".join(err.split())

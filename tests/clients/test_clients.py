@@ -129,7 +129,10 @@ def test_below_min_clients_the_round_is_repeated_and_then_the_run_stops_with_a_c
 
     spoil(monkeypatch, "east", fail_in_round_two)
 
-    with raises(TooFewClients, match=r"min_clients is 3.*'east'.*last checkpoint is after round 1"):
+    with raises(
+        TooFewClients,
+        match=r"min_clients is 3.*'east'.*[^.]\. The run stopped; its last checkpoint is after round 1",
+    ):
         run(tmp_path / "run", min_clients=3, retries=2)
 
     assert len(calls) == 1 + 3  # round 1 once, round 2 tried three times

@@ -41,6 +41,13 @@ def test_a_task_outside_the_list_is_refused_by_name() -> None:
     assert rules(tasks="all").refuses_request("os.system") is not None
 
 
+def test_a_private_hospital_gives_no_fingerprint_which_has_no_noise() -> None:
+    for tasks in ("all", ["fingerprint"]):
+        site = rules(tasks=tasks, privacy={"level": "case", "cases": 20})
+        assert "a fingerprint has no noise" in (site.refuses_request("fingerprint") or "")
+    assert rules(privacy={"secure_sum": True}).refuses_request("fingerprint") is None
+
+
 @mark.parametrize(
     ("settings", "asked", "reason"),
     [

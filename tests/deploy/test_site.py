@@ -31,6 +31,7 @@ from wardround.deploy.resources import Resources
 from wardround.deploy.site import Site, choose_device
 from wardround.deploy.site_file import SiteFile
 from wardround.deploy.wire import Parcel, pack, unpack
+from wardround.engine.host import REASON_KEPT
 from wardround.engine.memory_store import MemoryStore
 from wardround.engine.networks import build_model
 from wardround.errors import ConfigError
@@ -658,6 +659,22 @@ def test_the_limit_of_steps_is_held_against_the_declared_number(opened: Callable
     assert "refused" not in more_of(opened(resources=limits).answer(request("register", changes=changes)))
     asked = request("register", changes=changes)
     assert "at most 5 steps" in refusal(opened(resources=limits, privacy=PRIVATE).answer(asked))
+
+
+@mark.parametrize("place", ["open_own_federation", "collect_facts", "Host.client"])
+def test_why_cases_cannot_be_used_stays_at_a_private_hospital(
+    opened: Callable[..., Site], monkeypatch: MonkeyPatch, place: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConfigError("7 scans are 384 voxels wide")
+
+    monkeypatch.setattr(f"wardround.deploy.site.{place}", fail)
+    told = [
+        more_of(opened(privacy=privacy).answer(request()))["failure"]
+        for privacy in (PrivacySettings(), PRIVATE)
+    ]
+
+    assert told == ["7 scans are 384 voxels wide", REASON_KEPT]
 
 
 def test_a_method_that_sends_more_is_refused_by_a_private_hospital(opened: Callable[..., Site]) -> None:

@@ -63,6 +63,12 @@ def test_without_a_hospitals_own_budget_runs_count_by_themselves(budget: Privacy
     assert budget.spent(CLIENT, "first") == approx(budget.spent(CLIENT, "second"))
 
 
+def test_an_epsilon_that_no_noise_keeps_is_not_called_spent(budget: PrivacyBudget) -> None:
+    with raises(PrivacyRefusal, match="epsilon 0.0001 at delta 1e-05 .* of this run is so small"):
+        budget.charge(Policy(CLIENT.model_copy(update={"epsilon": 1e-4})), "a", 0, rounds_left=1)
+    assert not budget.read()
+
+
 def test_case_level_answers_cannot_be_counted_at_client_level(budget: PrivacyBudget) -> None:
     budget.charge(Policy(CASE, CASE), "a", 0, rounds_left=1, rate=0.5, steps=2)
 

@@ -40,6 +40,8 @@ def status(
     from wardround.privacy.budget import PrivacyBudget
     from wardround.privacy.words import SHARED, describe_covered
 
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError(f"--delta is {delta:g}; it must be between 0 and 1.")
     files = find_budgets(path)
     settings = find_settings(path)
     at = delta or settings.delta
@@ -49,8 +51,9 @@ def status(
         out.print_json(json.dumps({"delta": at, "limit": limit, "spent": entries}))
         return
     rows = [[e["client"], e["run"], e["level"], e["answers"], f"{e['epsilon']:.3f}"] for e in entries]
-    print_table(Table(f"Spent at delta {at:g}", ["where", "run", "level", "answers", "epsilon"], rows))
-    out.print()
+    if rows:
+        print_table(Table(f"Spent at delta {at:g}", ["where", "run", "level", "answers", "epsilon"], rows))
+    out.print("" if rows else f"{path} has spent nothing yet.")
     for level in dict.fromkeys(entry["level"] for entry in entries):
         out.print(f"{level.capitalize()} level covers {describe_covered(level)}.")
     if any(entry["shared"] for entry in entries):
@@ -93,7 +96,7 @@ def find_budgets(path: Path) -> list[Path]:
         *sorted(path.glob(f"clients/*/{BUDGET_FILE}")),
     ]
     found = [place for place in places if place.exists()]
-    if not found:
+    if not found and not (path / "site.yaml").exists():  # a kit that has not answered yet has spent nothing
         raise ConfigError(
             f"{path} has no {BUDGET_FILE}: nothing was spent there. Give a kit or a run folder."
         )

@@ -383,8 +383,8 @@ class Clients:
     def _describe_shortage(self, task: str, num_good: int, exchange: Exchange) -> str:
         problems = exchange.lost | exchange.refused
         none = "No other was asked." if exchange.bytes_down else "None was asked."
-        details = "; ".join(f"'{name}': {reason}" for name, reason in problems.items()) or none
+        details = "; ".join(f"'{name}': {reason.rstrip('.')}" for name, reason in problems.items())
         return (
             f"round {self.round + 1}, {task}: {num_good} clients gave a usable answer, min_clients is "
-            f"{self._min_clients}. {details}"
+            f"{self._min_clients}. {details + '.' if details else none}"
         )

@@ -179,6 +179,11 @@ class Rules:
                 "task 'calibrate' is not allowed at this hospital: its histograms show single cases (scores: "
                 "aggregate in its site.yaml)"
             )
+        if task == "fingerprint" and self.site.privacy.is_on:
+            return (
+                "a fingerprint has no noise, so it does not leave under privacy.level (in the hospital's "
+                "site.yaml); the hospital can share one by hand: wardround data fingerprint"
+            )
         if task in ALWAYS or task in self.site.tasks or ("all" in self.site.tasks and task in TASKS):
             return None
         return f"task '{task[:LONGEST]}' is not allowed at this hospital (tasks in its site.yaml)"

@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ from wardround.deploy.site_file import SiteFile, find_client, load_site
 from wardround.deploy.survey.answering import answer_survey
 from wardround.deploy.survey.proposals import ProposalFolder
 from wardround.deploy.wire import Parcel, ParcelError, pack, unpack
-from wardround.engine.host import Host
+from wardround.engine.host import REASON_KEPT, Host
 from wardround.engine.networks import network_for
 from wardround.errors import ConfigError, WardroundError
 from wardround.files import file_name
 from wardround.messages import Message
 from wardround.params import Params
-from wardround.privacy import BUDGET_FILE, PrivacySettings, combine
+from wardround.privacy import BUDGET_FILE, Policy, PrivacySettings, combine
 from wardround.privacy.secure_sum import Identity
 from wardround.training.device import set_threads
 
@@ -51,6 +52,19 @@ REQUEST = re.compile(r"[0-9a-f]{16,64}")
 
 class Refused(WardroundError):
     """A request this hospital does not answer."""
+
+
+@contextmanager
+def keep_reasons(policy: Policy) -> Iterator[None]:
+    """Under privacy, why cases cannot be used stays in the hospital's log: it may tell of them."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if not policy.is_on:
+            raise
+        raise WardroundError(REASON_KEPT) from error
 
 
 def refuse(reason: str | None) -> None:
@@ -245,12 +259,13 @@ class Site:
         refuse(rules.refuses_run(config))
         if config.compute.threads is not None:
             set_threads(config.compute.threads)
-        names = ProposalFolder(self._state).find_names(config.data)
-        federation = open_own_federation(config, self._site, self.name, names)
-        refuse(resources.refuses_scans(config, federation))
-        federation.prepare_clients()
-        refuse(resources.refuses_network(config, federation))
         policy = combine(config.privacy, self._site.privacy)
+        with keep_reasons(policy):
+            names = ProposalFolder(self._state).find_names(config.data)
+            federation = open_own_federation(config, self._site, self.name, names)
+            refuse(resources.refuses_scans(config, federation))
+            federation.prepare_clients()
+        refuse(resources.refuses_network(config, federation))
         if policy.run.secure_sum:
             self._check_sums(config.privacy, policy.run)
         host = Host(
@@ -264,7 +279,8 @@ class Site:
             budget=self._state / BUDGET_FILE,
             identity=self.identity,
         )
-        client = host.client(self.name)
+        with keep_reasons(policy):
+            client = host.client(self.name)
         told = client.num_examples if client.guard is None else client.guard.cases
         refuse(rules.too_few(client.num_examples) or resources.refuses_steps(config, told))
         return host
@@ -296,9 +312,10 @@ class Site:
             answer = host.run(self.name, task, round, message, sync_state)
             self._keep_time()
             return answer
-        registration = host.register(self.name)
+        with keep_reasons(host.policy):
+            registration = host.register(self.name)
+            facts = collect_facts(host.federation)
         self.first_model = build_first_request(host)
-        facts = collect_facts(host.federation)
         if host.policy.is_on:  # measured on cases, and only for a plan
             facts |= {"shape": None, "spacing": None}
             told = dict.fromkeys(facts.get("lacks", ()), registration.num_train or 1)

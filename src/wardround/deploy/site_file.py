@@ -42,7 +42,7 @@ TASKS = {
     "calibrate": "how well the model is calibrated: sums over cases, and one row for each test case",
     "pictures": "nothing leaves; pictures of test cases are written to this hospital's own folder",
     "personal_model": "the hospital's own model, for tests at the others",
-    "fingerprint": "how many cases there are and what they are like, as histograms (wardround survey)",
+    "fingerprint": "numbers and histograms of the cases (wardround survey); never with privacy.level",
     "agree": "whether the names and the preparation that the organiser proposes are used here",
 }
 ON_REQUEST = ("contribute", "personal_model")  # tasks that a hospital allows by name, or with all

@@ -52,6 +52,7 @@ log = logging.getLogger(__name__)
 OnProgress = Callable[[str, int, int], None]
 
 UNTOUCHED = SyncState()
+REASON_KEPT = "the task failed; under privacy the reason stays in this client's log"
 
 
 def list_taught_classes(data: ClientData, num_classes: int) -> tuple[bool, ...]:
@@ -341,7 +342,7 @@ class Host:
             return replace(answer, seconds=time.perf_counter() - started) if client.guard is None else answer
         if self.policy.is_on and not isinstance(reason, PrivacyRefusal):
             log.warning("client '%s', %s: %s", name, task, failure)
-            failure = "the task failed; under privacy the reason stays in this client's log"
+            failure = REASON_KEPT
         return Answer(name, failure=failure, seconds=time.perf_counter() - started)
 
     def _prepare_client(self, name: str, round: int, sync_state: SyncState) -> Client:

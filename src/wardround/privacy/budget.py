@@ -146,9 +146,12 @@ def choose_noise(policy: Policy, run: str, lines: Sequence[Line], rate: float, s
             [line.release for line in those], rate, steps, settings.epsilon, settings.delta
         )
         if noise is None:
+            limit = f"epsilon {settings.epsilon:g} at delta {settings.delta:g} (privacy.epsilon)"
             raise PrivacyRefusal(
-                f"the privacy budget of {whose} is spent: epsilon {settings.epsilon:g} at delta "
-                f"{settings.delta:g} (privacy.epsilon), so nothing more is answered"
+                f"the privacy budget of {whose} is spent: {limit}, so nothing more is answered"
+                if those
+                else f"{limit} of {whose} is so small that nothing would be left of an answer, so nothing is "
+                "answered"
             )
         chosen = max(chosen, noise)
     return chosen

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import Watcher, params, run, settings, spoil
+from helpers import Watcher, config, params, run, settings, spoil
 from pytest import MonkeyPatch, fixture, importorskip, mark, raises
 
 import wardround as wr
@@ -19,6 +19,7 @@ from wardround.clients import Answer
 from wardround.clients.secure_sum.layout import KEY, SumLayout, Terms, choose_threshold, round_up
 from wardround.clients.secure_sum.sender import SUMMED, Sender
 from wardround.clients.secure_sum.session import SumSession
+from wardround.engine.host import Host
 from wardround.errors import ClientError, ConfigError, TooFewClients, WardroundError
 from wardround.messages import Message, Reply
 from wardround.methods import METHODS
@@ -588,6 +589,18 @@ def test_clients_that_were_told_different_noise_make_no_sum(table: Table) -> Non
         mean([reply.params for reply in table.open()])
 
     assert "signature of 'anna' is not valid" in table.refused["sum_shares/bert"]
+
+
+def test_why_a_client_helps_with_no_sum_is_told_under_privacy_too(tmp_path: Path) -> None:
+    importorskip("opacus")
+    private = config(tmp_path, data=FIVE, privacy={**SECURE, "level": "client"})
+    host = Host(private, tmp_path / "clients", ["north"])
+    about = {"session": "s", "threshold": 3, "wide": True}
+    model = Params.of(host.bench.model)
+    assert host.run("north", "train", 0, Message(model, scalars={KEY: about})).failure is None
+
+    asked = Message(scalars={KEY: {"session": "s", "group": "params", "adverts": {}}})
+    assert "the advert of 'north'" in str(host.run("north", "sum_shares", 0, asked).failure)
 
 
 def test_a_change_that_rounding_made_longer_is_clipped_again(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from wardround.aggregation.withheld import Specs
-from wardround.errors import ConfigError
+from wardround.errors import ClientError, ConfigError
 from wardround.params import Params
 from wardround.privacy import PrivacySettings
 from wardround.privacy.secure_sum import FixedPoint, SumRefusal
@@ -115,9 +115,9 @@ class SumLayout:
                     vector[start : start + len(values)] = rounding.encode(values)
                     start += len(values)
             except SumRefusal:  # which number it is would be one of a single client's update
-                raise SumRefusal(
-                    f"tensor '{name}': its weighted change is not finite, or more than the {most:.3g} that a "
-                    "sum has room for."
+                raise ClientError(
+                    f"secure summation: tensor '{name}': its weighted change is not finite, or more than the "
+                    f"{most:.3g} that a sum has room for."
                 ) from None
         return vector
 

@@ -30,7 +30,7 @@ from wardround.errors import ClientError
 from wardround.files import parse_json, write_json
 from wardround.messages import Message
 from wardround.params import Params
-from wardround.privacy import SumNoise
+from wardround.privacy import PrivacyRefusal, SumNoise
 from wardround.privacy.noise import add_noise
 from wardround.privacy.secure_sum import Identity, LocalIdentity, Member, SumRefusal
 from wardround.privacy.secure_sum.fixed_point import PIECE
@@ -42,6 +42,10 @@ SUMMED = "summed.json"
 SAME_SHARES = 1e-14
 
 Charge = Callable[[], SumNoise | None]  # the noise of a client's share in a sum, charged to its budget
+
+
+class NoSum(ClientError, PrivacyRefusal):
+    """A sum that a client does not help with. Why is about the request, so it leaves under privacy too."""
 
 
 @dataclass
@@ -144,7 +148,7 @@ class Sender:
         except SumRefusal as refusal:
             if refusal.member not in (None, self._name):
                 return Message(scalars={REFUSAL: str(refusal), ACCUSES: refusal.member})
-            raise ClientError(f"secure summation: {refusal}") from None
+            raise NoSum(f"secure summation: {refusal}") from None
 
     def _share(self, pending: Pending, adverts: Mapping[str, Any]) -> dict[str, str]:
         least = choose_threshold(len(adverts))
