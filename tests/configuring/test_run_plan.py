@@ -60,6 +60,16 @@ def test_a_plan_of_nnunets_rotates_as_its_own_patch_asks(federation: Path) -> No
     assert find_augmentation(federation, adapt=take_over)["rotate"] == 15
 
 
+def test_a_plan_for_ct_on_other_images_is_told(federation: Path) -> None:
+    rows = "data.prepare.intensities=[[-15, 197, 99, 37]]"
+
+    def take_over(plan: ConfigurationPlan) -> ConfigurationPlan:
+        return override_plan(plan, ["data.prepare.normalise=ct", rows])
+
+    warnings = plan_run(federation, parse_budget("600"), adapt=take_over).plan.warnings
+    assert "no channel is CT" in warnings[-1]
+
+
 def test_a_gpu_that_does_not_train_makes_no_large_network(
     federation: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -112,10 +112,7 @@ def plan_run(
         if adapt is None:
             made = configure(known, steps=steps)
         else:  # whose axes may be those of the files
-            bare = replace(known, positions=())
-            made = adapt(configure(bare, steps=steps))
-            fitting = {c.key: c for c in choose_augmentation(bare, steps, made.settings()["data"]["patch"])}
-            made = replace(made, choices=tuple(fitting.get(c.key, c) for c in made.choices))
+            made = adapt_plan(adapt, replace(known, positions=()), steps)
         return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
 
     asked, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
@@ -123,6 +120,20 @@ def plan_run(
     steps = count_steps(made, asked)
     notes = (*describe_artificial(file), *describe_shortage(budget, steps, seconds))
     return RunPlan(name, path, budget, made, facts, steps, seconds, notes, fingerprints)
+
+
+def adapt_plan(adapt: Adapt, facts: Facts, steps: int) -> ConfigurationPlan:
+    """What `adapt` makes of the plan, augmented as its patch asks; one for CT on other images is told."""
+    made = adapt(configure(facts, steps=steps))
+    data = made.settings()["data"]
+    fitting = {choice.key: choice for choice in choose_augmentation(facts, steps, data["patch"])}
+    made = replace(made, choices=tuple(fitting.get(choice.key, choice) for choice in made.choices))
+    if data["prepare"]["normalise"] != "ct" or any(channel.modality == "ct" for channel in facts.channels):
+        return made
+    told = (
+        "the plan clips intensities as CT, but no channel is CT by its name or values: is it of these data?"
+    )
+    return replace(made, warnings=(*made.warnings, told))
 
 
 def plan_hospitals(
