@@ -104,7 +104,7 @@ def plan_run(
     check_facts(path, facts)
     known = prepare_as_set(facts, overrides)
     first = [
-        Choice("name", name, "the folder of the data"),
+        Choice("name", name, "the folder of the data" if path.stem == "federation" else f"as {path.name}"),
         Choice("data.federation", str(path), "your data, seen from where the command runs"),
     ]
 
