@@ -76,7 +76,7 @@ def check_settings(settings: SplitSettings) -> None:
         if getattr(settings, name) and settings.by != by:
             raise ConfigError(
                 f"splits.{name} is {getattr(settings, name)}, but splits.by is {settings.by}, which always "
-                f"splits alike. Set splits.by: {by}."
+                f"splits alike. Set splits.by: {by}, or leave splits.{name} out."
             )
     if settings.by == "file" and settings.file is None:
         raise ConfigError("splits.by is file, but splits.file names none. Write one: wardround data split")
