@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from wardround.configuring.facts import ChannelFacts, Facts
-from wardround.configuring.preparation_rules import find_shape, find_spacing, plan_preparation
+from wardround.configuring.preparation_rules import choose_spacing, find_shape, find_spacing, plan_preparation
 
 Make = Callable[..., Facts]
 
@@ -26,12 +26,14 @@ def test_thick_slices_take_the_10th_percentile_of_their_axis(make_facts: Make) -
 
     assert find_spacing(facts) == (1.5, 1.5, 5.0)
     assert find_shape(facts) == (256, 256, 24)
+    assert choose_spacing(facts).reason.endswith("; of thick slices the 10th percentile")
 
 
 def test_thick_slices_do_not_become_finer_than_the_other_axes(make_facts: Make) -> None:
     facts = make_facts(shape=(256, 256, 12), spacing=(1.5, 1.5, (0.5, 10.0, 10.0)))
 
     assert find_spacing(facts) == (1.5, 1.5, 1.5)
+    assert choose_spacing(facts).reason.endswith("; thick slices as the other axes")
 
 
 def test_thick_slices_that_are_many_keep_their_median(make_facts: Make) -> None:

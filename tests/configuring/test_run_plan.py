@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wardround.configuring.budget import parse_budget
+from wardround.configuring import run_plan
+from wardround.configuring.budget import Pace, parse_budget
+from wardround.configuring.plan import ConfigurationPlan, override_plan
 from wardround.configuring.run_plan import plan_run
 
 
@@ -47,6 +50,53 @@ def test_a_plan_of_nnunets_mirrors_along_every_axis(federation: Path) -> None:
     found = find_augmentation(federation, adapt=lambda plan: plan)
 
     assert found["mirror"] == 0.5 and "mirror_axes" not in found
+
+
+def test_a_plan_of_nnunets_rotates_as_its_own_patch_asks(federation: Path) -> None:
+    def take_over(plan: ConfigurationPlan) -> ConfigurationPlan:
+        return override_plan(plan, ["data.patch=[16, 64]"])
+
+    assert find_augmentation(federation, adapt=lambda plan: plan)["rotate"] == 180
+    assert find_augmentation(federation, adapt=take_over)["rotate"] == 15
+
+
+def test_a_plan_for_ct_on_other_images_is_told(federation: Path) -> None:
+    rows = "data.prepare.intensities=[[-15, 197, 99, 37]]"
+
+    def take_over(plan: ConfigurationPlan) -> ConfigurationPlan:
+        return override_plan(plan, ["data.prepare.normalise=ct", rows])
+
+    warnings = plan_run(federation, parse_budget("600"), adapt=take_over).plan.warnings
+    assert "no channel is CT" in warnings[-1]
+
+
+def test_a_gpu_that_does_not_train_makes_no_large_network(
+    federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(total_memory=24 * 10**9)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: gpu)
+
+    def find_filters(*overrides: str) -> Any:
+        return plan_run(federation, parse_budget("20"), overrides).plan.settings()["model"]["base_filters"]
+
+    assert (find_filters(), find_filters("compute.device=cpu")) == (32, 8)
+
+
+def test_the_time_is_that_of_the_rounds_and_steps_the_user_set(
+    federation: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_plan, "measure_pace", lambda config: Pace(1.0, 0.0, 0.0, 0.0))
+    longer = plan_run(federation, parse_budget("10m"), ["local_steps=20"])
+    fixed = plan_run(federation, parse_budget("quick"), ["rounds=100", "local_steps=20"])
+
+    settings = longer.plan.settings()
+    assert longer.seconds == longer.steps == 20 * settings["rounds"] and 560 <= longer.steps <= 600
+    assert settings["evaluate"]["every"] == settings["rounds"] // 10
+    assert fixed.seconds == fixed.steps == 2000
+    assert fixed.notes == (
+        "quick means 5 min, but the 2,000 steps of each client that you set take about 33 min on this machine.",
+    )
 
 
 def test_patch_and_network_fit_images_in_the_users_own_spacing_and_size(tmp_path: Path) -> None:

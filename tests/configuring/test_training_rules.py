@@ -112,7 +112,10 @@ def test_adam_is_at_the_server_where_clients_annotate_different_classes(make_fac
     assert method.get("method.decay_power") == (None if steps <= 500 else 0.9)
     assert method["method.name"] == "fedadam"
     assert method["method.server_lr"] == (0.01 if steps <= 500 else 0.001)
-    assert values(choose_evaluation(facts, steps, (8, 8, 8)))["evaluate.every"] == max(1, steps // 10)
+    evaluation = choose_evaluation(facts, steps, (8, 8, 8))
+    assert values(evaluation)["evaluate.every"] == max(1, steps // 10)
+    reason = next(choice.reason for choice in evaluation if choice.key == "evaluate.model")
+    assert ("fallen to 0" in reason) == ("method.decay_power" in method)
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,12 @@ def test_a_fold_that_does_not_exist_is_refused() -> None:
         split(client([1] * 9), by="kfold", fold=5)
 
 
+@pytest.mark.parametrize(("name", "by"), [("fold", "kfold"), ("repeat", "repeated")])
+def test_a_fold_or_repeat_of_a_split_that_has_none_is_refused(name: str, by: str) -> None:
+    with pytest.raises(ConfigError, match=f"splits.{name} is 2, but splits.by is ratios.* splits.by: {by}"):
+        split(client([1] * 9), by="ratios", **{name: 2})
+
+
 def nnunet_folds(*folds: str, test: int = 0) -> list[Entry]:
     """One case a group with its fold in splits_final.json, then so many test cases."""
     told = [*folds, *[""] * test]

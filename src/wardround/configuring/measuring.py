@@ -19,6 +19,7 @@ from wardround.data.checking.cross_case import refuse_absent_classes
 from wardround.data.checking.facts import describe_error, read_and_remember
 from wardround.data.checking.findings import CheckReport
 from wardround.data.fingerprint.case import CaseStatistics, measure_case
+from wardround.data.fingerprint.hardware import describe_hardware
 from wardround.data.fingerprint.measure import Fingerprint, summarise
 from wardround.data.listing import Entry, Watch, map_cases
 from wardround.data.readers.common import join_names
@@ -33,19 +34,21 @@ def measure_federation(
     settings: DataSettings | None = None,
     *,
     minimum: int = 1,
+    device: str = "auto",
     jobs: int | None = None,
     on_progress: Watch | None = None,
 ) -> tuple[list[Fingerprint], Facts]:
     """Measure every client that trains, on this machine; `jobs` threads (default: one a core).
 
     settings: of the run, which may change the splits; minimum: fewest patients to tell more of a client than
-    that it has fewer; 1 where all cases are the user's own, 5 as hospitals do.
+    that it has fewer; 1 where all cases are the user's own, 5 as hospitals do; device: that trains.
     """
     data = RealData(Path(path), settings or DataSettings())
     cases, report = measure_training_cases(data, jobs=jobs, on_progress=on_progress)
     bare = {name: sum(case.voxels is None for case in own) for name, own in cases.items()}
-    # as at hospitals: only what the bytes say goes on
-    fingerprints = [Fingerprint.from_bytes(summarise(own, minimum).as_bytes()) for own in cases.values()]
+    hardware = {"hardware": describe_hardware(device)}
+    told = [summarise(own, minimum).model_copy(update=hardware) for own in cases.values()]
+    fingerprints = [Fingerprint.from_bytes(one.as_bytes()) for one in told]  # as at hospitals: bytes alone
     facts = join_fingerprints(
         fingerprints, channels=data.file.channels, labels=data.file.labels, regions=data.regions
     )

@@ -46,7 +46,8 @@ def override_plan(plan: ConfigurationPlan, overrides: Sequence[str]) -> Configur
     """The plan with settings of the user's (`a.b=c`) in place of its own.
 
     With `method.name`, the plan's other settings of the method are left out: they need not exist there; with
-    `local_epochs`, its steps. The window of the test is the patch of training, whoever set that.
+    `local_epochs`, its steps. The window of the test is the patch of training, whoever set that; other local
+    steps make other rounds, of the same steps in all.
 
     >>> plan = ConfigurationPlan((Choice("rounds", 10, "the budget"),))
     >>> override_plan(plan, ["rounds=3"]).choices
@@ -67,7 +68,23 @@ def override_plan(plan: ConfigurationPlan, overrides: Sequence[str]) -> Configur
             choices = [choice for choice in choices if choice.key != "local_steps"]
         if key == "data.patch" and "evaluate.window" not in own:
             choices = lay_over(choices, "evaluate.window", value, "the patch that you set")
-    return replace(plan, choices=tuple(choices))
+    return replace(plan, choices=tuple(keep_work(plan.choices, choices, own)))
+
+
+def keep_work(before: Sequence[Choice], after: Sequence[Choice], own: Sequence[str]) -> list[Choice]:
+    """As many steps in all and validations as before, where the user changed steps a round, or the rounds."""
+    old, new = ({choice.key: choice.value for choice in choices} for choices in (before, after))
+    choices, local, every = list(after), new.get("local_steps"), "evaluate.every"
+    is_other = isinstance(local, int) and local > 0 and local != old.get("local_steps", local)
+    if is_other and "rounds" in old and "rounds" not in own:
+        new["rounds"] = max(1, round(old["rounds"] * old["local_steps"] / local))
+        why = f"of the {local} steps that you set, to make about as many in all"
+        choices = lay_over(choices, "rounds", new["rounds"], why)
+    rounds = new.get("rounds")
+    if every in old and every not in own and isinstance(rounds, int) and rounds != old["rounds"]:
+        often = max(1, round(old[every] * rounds / old["rounds"]))
+        choices = lay_over(choices, every, often, "about as many validations in all")
+    return choices
 
 
 def lay_over(choices: Sequence[Choice], key: str, value: Any, why: str = "as you set it") -> list[Choice]:

@@ -64,11 +64,11 @@ def choose_spacing(facts: Facts) -> Choice:
     if not facts.has_spacing:
         return Choice("data.prepare.spacing", None, "the files say no millimetres")
     spacing = [round(side, 6) for side in find_spacing(facts)]
-    reason = "median of all cases, in millimetres"
+    reason = "median of the training cases, in mm"
     axis = find_thick_axis(facts) if facts.dimensions == 3 else None
     if axis is not None:
-        wide = facts.spacing[axis].median
-        reason += f"; thick slices (median {wide:.3g}) take their 10th percentile"
+        is_low = spacing[axis] == round(facts.spacing[axis].low, 6)
+        reason += "; of thick slices the 10th percentile" if is_low else "; thick slices as the other axes"
     return Choice("data.prepare.spacing", spacing, reason)
 
 

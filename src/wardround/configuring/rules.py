@@ -96,7 +96,7 @@ def choose_patch(network: NetworkPlan, shape: tuple[int, ...], limits: Limits) -
     if patch != network.first_patch:
         median += f"; {limits.reason}"
     if network.batch_size == network.covered < network.fitting:
-        why = f"5 % of all training voxels; memory would hold {network.fitting}"
+        why = f"5 % of all training voxels; {network.fitting} would fit"
     elif network.batch_size == network.fitting:
         why = limits.reason
     else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from wardround.config import Config
 from wardround.config_file import load_config
-from wardround.configuring.budget import Budget, Pace, find_steps, format_minutes, parse_budget
+from wardround.configuring.budget import LEAST_STEPS, Budget, Pace, find_steps, format_minutes, parse_budget
 from wardround.configuring.facts import Facts, Quantiles
 from wardround.configuring.measuring import measure_federation
 from wardround.configuring.method_choice import TRIALS_SHARE
@@ -22,6 +22,7 @@ from wardround.configuring.plan import Choice, ConfigurationPlan, override_plan
 from wardround.configuring.plan_file import PLAN, as_record
 from wardround.configuring.preparation_rules import find_spacing
 from wardround.configuring.rules import configure
+from wardround.configuring.training_rules import choose_augmentation
 from wardround.data.federation_file import FederationFile, load
 from wardround.data.fingerprint.measure import Fingerprint
 from wardround.data.listing import Watch
@@ -97,11 +98,13 @@ def plan_run(
     """
     file = load(path)
     name = name_run(path, file)
-    fingerprints, facts = measure_federation(path, read_data_settings(path, overrides), on_progress=watch)
+    settings, compute = read_data_settings(path, overrides), read_overrides(overrides).get("compute")
+    device = compute.get("device", "auto") if isinstance(compute, dict) else "auto"
+    fingerprints, facts = measure_federation(path, settings, device=device, on_progress=watch)
     check_facts(path, facts)
     known = prepare_as_set(facts, overrides)
     first = [
-        Choice("name", name, "the folder of the data"),
+        Choice("name", name, "the folder of the data" if path.stem == "federation" else f"as {path.name}"),
         Choice("data.federation", str(path), "your data, seen from where the command runs"),
     ]
 
@@ -109,13 +112,28 @@ def plan_run(
         if adapt is None:
             made = configure(known, steps=steps)
         else:  # whose axes may be those of the files
-            made = adapt(configure(replace(known, positions=()), steps=steps))
+            made = adapt_plan(adapt, replace(known, positions=()), steps)
         return override_plan(replace(made, choices=(*first, *made.choices)), overrides)
 
-    steps, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
-    notes = (*describe_artificial(file), *describe_shortage(budget, seconds))
-    made = plan(steps)
-    return RunPlan(name, path, budget, made, facts, count_steps(made, steps), seconds, notes, fingerprints)
+    asked, seconds = choose_steps(plan, budget, len(facts.clients), on_timing)
+    made = plan(asked)
+    steps = count_steps(made, asked)
+    notes = (*describe_artificial(file), *describe_shortage(budget, steps, seconds))
+    return RunPlan(name, path, budget, made, facts, steps, seconds, notes, fingerprints)
+
+
+def adapt_plan(adapt: Adapt, facts: Facts, steps: int) -> ConfigurationPlan:
+    """What `adapt` makes of the plan, augmented as its patch asks; one for CT on other images is told."""
+    made = adapt(configure(facts, steps=steps))
+    data = made.settings()["data"]
+    fitting = {choice.key: choice for choice in choose_augmentation(facts, steps, data["patch"])}
+    made = replace(made, choices=tuple(fitting.get(choice.key, choice) for choice in made.choices))
+    if data["prepare"]["normalise"] != "ct" or any(channel.modality == "ct" for channel in facts.channels):
+        return made
+    told = (
+        "the plan clips intensities as CT, but no channel is CT by its name or values: is it of these data?"
+    )
+    return replace(made, warnings=(*made.warnings, told))
 
 
 def plan_hospitals(
@@ -171,12 +189,16 @@ def read_data_settings(path: Path, overrides: Sequence[str]) -> DataSettings:
     return DataSettings.read({"federation": str(path), **chosen}, "data.")
 
 
-def read_own_data(overrides: Sequence[str]) -> dict[str, Any]:
-    """The user's own settings of `data`, which are checked elsewhere; "prepare" is always there."""
+def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for override in overrides:
         apply_override(values, override)
-    data = values.get("data")
+    return values
+
+
+def read_own_data(overrides: Sequence[str]) -> dict[str, Any]:
+    """The user's own settings of `data`, which are checked elsewhere; "prepare" is always there."""
+    data = read_overrides(overrides).get("data")
     own = data if isinstance(data, dict) else {}
     return {**own, "prepare": own["prepare"] if isinstance(own.get("prepare"), dict) else {}}
 
@@ -208,7 +230,7 @@ def name_run(path: Path, file: FederationFile) -> str:
         return path.stem
     places = [(path.parent / source.path).resolve() for source in file.sources]
     shared = places[0] if len(places) == 1 else places[0].parent
-    if shared.suffix:  # a list of cases
+    if shared.is_file():  # a list of cases
         shared = shared.parent
     return (shared if len({place.parent for place in places}) == 1 else path.resolve().parent).name or "run"
 
@@ -243,10 +265,15 @@ def describe_artificial(file: FederationFile) -> list[str]:
 # Steps
 
 
-def describe_shortage(budget: Budget, seconds: float | None) -> list[str]:
+def describe_shortage(budget: Budget, steps: int, seconds: float | None) -> list[str]:
     """A sentence where the fewest steps take longer than a budget that has a name."""
     if seconds is None or budget.seconds is None or seconds <= budget.seconds:
         return []
+    if steps > LEAST_STEPS:  # rounds are the user's
+        return [
+            f"{budget.name} means {format_duration(budget.seconds)}, but the {steps:,} steps of each client "
+            f"that you set take about {format_duration(seconds)} on this machine."
+        ]
     return [
         f"{budget.name} means {format_duration(budget.seconds)}, but the fewest steps of this plan take "
         f"about {format_duration(seconds)} on this machine, and teach little. Better: --budget "
@@ -274,7 +301,7 @@ def choose_steps(
             paces[recipe] = measure_pace(load_config(made.settings()))
         settings = made.settings()
         rounds, every = int(settings["rounds"]), int(settings.get("evaluate", {}).get("every", 1))
-        return paces[recipe].predict(steps, rounds, math.ceil(rounds / every))
+        return paces[recipe].predict(count_steps(made, steps), rounds, math.ceil(rounds / every))
 
     predict(FIRST_STEPS)  # so that a short plan is timed first, which most budgets end with
     available = budget.seconds / (1 + TRIALS_SHARE) if budget.tries_methods else budget.seconds

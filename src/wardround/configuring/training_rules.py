@@ -12,7 +12,7 @@ from typing import Any
 
 from wardround.configuring.facts import Facts
 from wardround.configuring.plan import Choice
-from wardround.text import format_percent
+from wardround.text import format_count, format_percent
 
 # Steps of each client; benchmarks/autopilot/recipes.json has the trials that these rest on
 FEW_STEPS = 500  # up to here images are seen as they are: at 300 and 500 augmentation cost more than it gave
@@ -162,7 +162,7 @@ def choose_work(facts: Facts, steps: int) -> list[Choice]:
     made = f"are the {steps} of each client" if whole else f"make {rounds * local}, nearest to {steps}"
     counts = [client.num_train for client in facts.clients]
     has = f"clients have {min(counts)} to" if min(counts) < max(counts) else "every client has"
-    why = f"{has} {max(counts)} training cases: equal steps, not epochs"
+    why = f"{has} {format_count(max(counts), 'training case')}: equal steps, not epochs"
     if facts.partial is not None:
         told = ", ".join(facts.partial.annotates)
         why = f"'{facts.partial.name}' annotates {told} alone, and would forget the rest in more"
@@ -294,10 +294,13 @@ def choose_evaluation(facts: Facts, steps: int, patch: Sequence[int]) -> list[Ch
     else:
         how = "along the axes of training" if ordered else "as nnU-Net"
         tta, why = True, f"the mean over {passes} mirror images, {how}"
+    falls = "the rate has fallen to 0"
+    if facts.partial is not None and steps <= FEW_STEPS:  # see choose_server
+        falls = "it has seen the most steps"
     return [
         Choice("evaluate.window", list(patch), "the patch of training, as nnU-Net"),
         Choice("evaluate.every", every, f"{math.ceil(rounds / every)} validations in all"),
-        Choice("evaluate.model", "last", "the rate has fallen to 0; validation cases are few to choose by"),
+        Choice("evaluate.model", "last", f"{falls}; validation cases are few to choose by"),
         Choice("evaluate.tta", tta, why),
         Choice(
             "evaluate.postprocess",

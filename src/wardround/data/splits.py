@@ -72,6 +72,12 @@ def check_settings(settings: SplitSettings) -> None:
             f"splits.fold is {settings.fold}; with {settings.folds} folds it goes from 0 to "
             f"{settings.folds - 1}."
         )
+    for name, by in (("fold", "kfold"), ("repeat", "repeated")):
+        if getattr(settings, name) and settings.by != by:
+            raise ConfigError(
+                f"splits.{name} is {getattr(settings, name)}, but splits.by is {settings.by}, which always "
+                f"splits alike. Set splits.by: {by}, or leave splits.{name} out."
+            )
     if settings.by == "file" and settings.file is None:
         raise ConfigError("splits.by is file, but splits.file names none. Write one: wardround data split")
 

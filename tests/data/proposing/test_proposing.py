@@ -295,6 +295,7 @@ def test_an_nnunet_folder_brings_its_regions_folds_and_ignored_voxels(tmp_path: 
     file = proposal.file
     assert file.regions == {"whole": (1, 2), "core": (2,)} and file.ignore == (3,)
     assert (file.splits.by, file.splits.folds, file.splits.fold) == ("kfold", 2, 0)
+    assert "annotated; they count in no loss" in " ".join(describe(proposal))
     write(file, tmp_path / "federation.yaml")
     assert load(tmp_path / "federation.yaml").splits == file.splits
     text = (tmp_path / "federation.yaml").read_text()

@@ -62,8 +62,8 @@ def read(path: Path, client: str | None = None) -> Listing:
     labels, regions, ignore = read_classes(facts.get("labels"))
     if ignore:
         notes.append(
-            f"{root.name}: label value {ignore[0]} ('ignore') marks voxels that nobody annotated. Cases that "
-            "hold it are left out, since their other voxels cannot be trained on alone yet."
+            f"{root.name}: label value {ignore[0]} ('ignore') marks voxels that nobody annotated; they "
+            "count in no loss and no score."
         )
     check_class_order(facts.get("regions_class_order"), labels, regions, root, notes)
     folds = read_folds(root / "splits_final.json", set(entries), notes)
