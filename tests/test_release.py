@@ -63,7 +63,7 @@ def test_workflows_call_targets_that_the_makefile_has() -> None:
                 step["run"].split()[1] for step in job["steps"] if step.get("run", "").startswith("make ")
             ]
 
-    assert {"test", "release"} <= set(called)
+    assert {"test", "release", "docs", "browser"} <= set(called)
     assert all(f"\n{target}:" in targets for target in called)
 
 
