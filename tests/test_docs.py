@@ -17,7 +17,8 @@ from pytest import MonkeyPatch, fixture, mark
 
 from wardround.cli import app
 from wardround.config import Config
-from wardround.methods import METHODS
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -194,6 +195,13 @@ def test_every_method_has_equations_and_no_other_has() -> None:
 
     assert set(equations) == set(METHODS.own)
     assert all(set(row) == {"what", "tex"} for rows in equations.values() for row in rows)
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert f"all {len(METHODS.own)} methods" in text and f"{len(OBJECTIVES.own)} objectives" in text
+    assert len(MODELS) == 8 and "Eight networks" in text
 
 
 def test_every_page_is_in_the_contents() -> None:
