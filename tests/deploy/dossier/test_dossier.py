@@ -106,7 +106,9 @@ def test_mean_images_that_left_are_said_to_have_left_and_refused_ones_not(hospit
     assert "MADE FROM IMAGES" not in draw_dossier(read_facts(hospital.folder))
     book.add(line("contribute"))
 
-    assert "MADE FROM IMAGES, task contribute: mean images" in text_of(draw_dossier(read_facts(hospital.folder)))
+    assert "MADE FROM IMAGES, task contribute: mean images" in text_of(
+        draw_dossier(read_facts(hospital.folder))
+    )
 
 
 def test_phantoms_of_a_kit_are_not_called_health_data(hospital: Kit) -> None:
