@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -52,6 +53,24 @@ def test_the_wheel_has_the_package_and_its_configurations_alone(tmp_path: Path) 
 
     assert done.returncode == 0, done.stderr
     assert [path.suffix for path in sorted((tmp_path / "dist").iterdir())] == [".whl", ".gz"]
+
+
+def test_a_tag_of_another_version_ends_the_release(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a"], ["tag", "v9.9.9"]):
+        subprocess.run([*git, *words], check=True)
+
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "tools/release.py"), "--no-trial", "--dist", str(tmp_path / "dist")],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1 and done.stderr == (
+        f"This commit is tagged v9.9.9, but pyproject.toml says {wr.__version__}.\n"
+    )
 
 
 def test_workflows_call_targets_that_the_makefile_has() -> None:

@@ -190,6 +190,8 @@ def test_every_block_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda *_: True)
     monkeypatch.setattr("wardround.data.phantom.cases._CASES", (10, 10, 10, 10))
+    monkeypatch.setattr("wardround.demo.SETTINGS", TINY)
+    monkeypatch.setattr("wardround.demo.PAPERS", {"fedevi": "FedEvi"})
     names: dict[str, object] = {"__name__": "__main__"}
 
     def type_whole(block: Block) -> None:
