@@ -30,7 +30,8 @@ def test_no_text_of_the_package_names_a_file_of_the_repository() -> None:
     named = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        is_help = path.parent.name == "cli"  # a command's docstring is what --help prints
+        documented = (ast.Module, ast.ClassDef) if is_help else (ast.Module, ast.ClassDef, ast.FunctionDef)
         docs = {
             id(node.body[0].value)
             for node in ast.walk(tree)
