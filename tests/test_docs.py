@@ -17,7 +17,8 @@ from pytest import MonkeyPatch, fixture, mark
 
 from wardround.cli import app
 from wardround.config import Config
-from wardround.methods import METHODS
+from wardround.methods import METHODS, OBJECTIVES
+from wardround.models import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -100,14 +101,14 @@ def test_printed_commands_and_their_options_exist(page: Path) -> None:
 @mark.parametrize(
     ("line", "complaint"),
     [
-        ("wardround trian configs/quickstart.yaml", "no command 'trian'"),
+        ("wardround trian quickstart", "no command 'trian'"),
         ("wardround data chek federation.yaml", "no command 'chek'"),
-        ("wardround train configs/quickstart.yaml --round 3", "--round"),
+        ("wardround train quickstart --round 3", "--round"),
         ("wardround export runs/mine -o out", "to"),
         ("wardround watch runs/mine runs/other", "extra argument"),
-        ("wardround train configs/no_such.yaml", "no file configs/no_such.yaml"),
-        ("wardround train configs/quickstart.yaml --set evaluate.evry=2", "no setting evaluate.evry"),
-        ("wardround compare configs/quickstart.yaml --methods fedavg,fedevy", "no method fedevy"),
+        ("wardround train configs/quickstart.yaml", "configs/quickstart.yaml is not in a wheel"),
+        ("wardround train quickstart --set evaluate.evry=2", "no setting evaluate.evry"),
+        ("wardround compare quickstart --methods fedavg,fedevy", "no method fedevy"),
     ],
 )
 def test_a_wrong_command_would_be_found(line: str, complaint: str) -> None:
@@ -145,10 +146,10 @@ def complaint_about(line: str, is_whole: bool) -> str | None:
 
 
 def complaint_about_values(words: list[str]) -> str | None:
-    """Configurations that are no file, settings and methods that are not known."""
+    """Configurations of a clone, settings and methods that are not known."""
     for option, word in zip(["", *words], words, strict=False):
-        if word.startswith("configs/") and not (ROOT / word).is_file():
-            return f"no file {word}"
+        if word.startswith("configs/"):
+            return f"{word} is not in a wheel; its name is enough"
         if option == "--set" and not is_setting(word.partition("=")[0]):
             return f"no setting {word.partition('=')[0]}"
         if option == "--methods":
@@ -194,6 +195,13 @@ def test_every_method_has_equations_and_no_other_has() -> None:
 
     assert set(equations) == set(METHODS.own)
     assert all(set(row) == {"what", "tex"} for rows in equations.values() for row in rows)
+
+
+def test_the_readme_counts_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+
+    assert f"all {len(METHODS.own)} methods" in text and f"{len(OBJECTIVES.own)} objectives" in text
+    assert len(MODELS) == 8 and "Eight networks" in text
 
 
 def test_every_page_is_in_the_contents() -> None:

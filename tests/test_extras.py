@@ -34,7 +34,9 @@ def declared(extra: str) -> set[str]:
 
 
 CORE = {normalise(requirement) for requirement in PROJECT["dependencies"]}
-EXTRAS = ("dicom", "dicomweb", "hospitals", "mlflow", "nvflare", "onnx", "privacy", "tensorboard")
+EXTRAS = (
+    "dicom", "dicomweb", "hospitals", "mlflow", "nvflare", "onnx", "privacy", "ray", "slurm", "tensorboard",
+)  # fmt: skip
 
 
 def third_party() -> list[tuple[str, str, bool]]:
@@ -98,8 +100,10 @@ assert not held, held
 import re
 from pathlib import Path
 from wardround import deploy
+from wardround.cluster.options import open_cluster
 from wardround.data.dicom import importing, web
 from wardround.deploy import nvflare
+from wardround.engine import trackers
 from wardround.errors import WardroundError
 from wardround.exporting import onnx
 from wardround.privacy import accountant
@@ -107,6 +111,9 @@ from wardround.privacy import accountant
 for use in (
     importing.import_pydicom, lambda: web.open_archive("https://localhost", None), deploy.require,
     nvflare.require, onnx.check_installed, accountant.load_library,
+    lambda: open_cluster("ray", {}), lambda: open_cluster("slurm", {}),
+    lambda: trackers.import_optional("mlflow", "mlflow"),
+    lambda: trackers.import_optional("tensorboard", "tensorboard"),
 ):
     try:
         use()
@@ -122,14 +129,14 @@ print("done")
 
 def test_without_any_extra_everything_else_is_imported_and_errors_name_the_extra(tmp_path: Path) -> None:
     blocked = "cryptography,dicomweb_client,grpc,highdicom,mlflow,nvflare,onnx,onnx_ir,onnxruntime,"
-    blocked += "onnxscript,opacus,pydicom,requests,tensorboard"
+    blocked += "onnxscript,opacus,pydicom,ray,requests,submitit,tensorboard"
     rooms = "deploy.,cli.hospitals,exporting.standalone"
     done = subprocess.run(
         [sys.executable, "-c", CODE, blocked, rooms], capture_output=True, text=True, cwd=tmp_path
     )
 
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split() == ["dicom", "dicomweb", "hospitals", "nvflare", "onnx", "privacy", "done"]
+    assert sorted(done.stdout.split()) == sorted([*EXTRAS, "done"])
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -56,7 +56,7 @@ BEFORE = {
     "README.md": HOSPITALS + SCAN,
     "docs/explanation/data-protection.md": KIT,
     "docs/gallery.md": "",
-    "docs/how-to/clusters.md": "cp configs/compare-quickstart.yaml grid.yaml",
+    "docs/how-to/clusters.md": "wardround configs copy compare-quickstart -o grid.yaml",
     "docs/how-to/compare.md": "",
     "docs/how-to/configure.md": HOSPITALS,
     "docs/how-to/export.md": HOSPITALS + SCAN + RUN,
@@ -73,6 +73,7 @@ BEFORE = {
     "docs/how-to/read-the-report.md": f"{RUN}{COMPARED}cp runs/quickstart runs/a\ncp runs/quickstart runs/b",
     "docs/how-to/run-and-resume.md": "",
     "docs/reference/papers.md": "",
+    "docs/site/front.md": "",
     "examples/own_code/README.md": "cp examples examples",
     "examples/own_data/README.md": "cp examples examples",
     "examples/two_hospitals/README.md": "cp examples examples",
@@ -90,6 +91,7 @@ SLOW = {
     "docs/how-to/hospitals.md",
     "docs/how-to/run-and-resume.md",
     "docs/reference/papers.md",
+    "docs/site/front.md",
     "examples/own_code/README.md",
     "examples/own_data/README.md",
     "examples/two_hospitals/README.md",
@@ -176,13 +178,20 @@ def test_no_block_is_left_out() -> None:
 
 @pytest.mark.parametrize("page", [mark(page) for page in BEFORE])
 def test_every_block_of_a_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    copy_configs(tmp_path / "configs")
-    monkeypatch.setattr(builtin_configs, "PACKAGED", tmp_path / "configs")
+    package = tmp_path_factory.mktemp("package") / "configs"  # not where the reader is
+    copy_configs(package)
+    monkeypatch.setattr(builtin_configs, "PACKAGED", package)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda *_: True)
     monkeypatch.setattr("wardround.data.phantom.cases._CASES", (10, 10, 10, 10))
+    monkeypatch.setattr("wardround.demo.SETTINGS", TINY)
+    monkeypatch.setattr("wardround.demo.PAPERS", {"fedevi": "FedEvi"})
     names: dict[str, object] = {"__name__": "__main__"}
 
     def type_whole(block: Block) -> None:
@@ -241,7 +250,7 @@ def shrink(words: list[str]) -> list[str]:
     """The same command with less to do; what a page trains twice is replaced."""
     if words[0] == "compare":
         return [*words, *(["--on-options", "executor=local"] if "slurm" in words else ["--jobs", "1"])]
-    if words[0] not in ("train", "configure") or words[1].startswith(("quickstart", "configs/", "runs/")):
+    if words[0] not in ("train", "configure") or words[1].startswith(("quickstart", "runs/")):
         return words
     if "--budget" in words:
         words[words.index("--budget") + 1] = "4"

@@ -222,7 +222,7 @@ class TrafficSettings(Settings):
 
 
 class LimitSettings(Settings):
-    """What one client may do to the model, whatever it sends; see docs/explanation/security.md.
+    """What one client may do to the model, whatever it sends.
 
     max_share: largest share of all training cases that one client's count for, 1 for any; auto: from three
     clients on, five times what the others have on average, or as many as all of them together where that is

@@ -100,6 +100,25 @@ def test_case_names_that_leave_are_said_to_leave(hospital: Kit) -> None:
     assert "CASES GO BY THEIR NAMES" in draw_dossier(read_facts(hospital.folder))
 
 
+def test_mean_images_that_left_are_said_to_have_left_and_refused_ones_not(hospital: Kit) -> None:
+    book = Ledger(hospital.state / "egress.jsonl")
+    book.add(line("contribute", refused="not allowed"))
+    assert "MADE FROM IMAGES" not in draw_dossier(read_facts(hospital.folder))
+    book.add(line("contribute"))
+
+    assert "MADE FROM IMAGES, task contribute: mean images" in text_of(
+        draw_dossier(read_facts(hospital.folder))
+    )
+
+
+def test_phantoms_of_a_kit_are_not_called_health_data(hospital: Kit) -> None:
+    assert "Health data:" in draw_dossier(read_facts(hospital.folder))
+    write_text(hospital.site_file, "data: phantom\n")
+
+    text = text_of(draw_dossier(read_facts(hospital.folder)))
+    assert "Health data:" not in text and "no patient stands behind them" in text
+
+
 def test_a_hospitals_own_cases_are_counted_and_few_are_not_told(hospital: Kit, tmp_path: Path) -> None:
     folder = tmp_path / "cases"
     write(PhantomSettings(hospitals=1, cases=4, size=16), folder / "scans", "png", seed=0)

@@ -14,7 +14,7 @@ from wardround.data.serving.loading import federation_of
 from wardround.data.settings import DataSettings
 from wardround.deploy import ledger
 from wardround.deploy.kits.kit import Kit, read_kit
-from wardround.deploy.site_file import SiteFile, find_client, load_site
+from wardround.deploy.site_file import PHANTOM, SiteFile, find_client, load_site
 from wardround.engine.records import brief, read_lines
 from wardround.errors import CheckpointError, ConfigError, WardroundError
 from wardround.exporting.card import count_validation
@@ -45,6 +45,9 @@ RUN_FILES = {
     "report.html": ("tables and curves; it may show slices of scans", "treat it as you treat scans"),
     "run.log": ("rounds, warnings, errors", "with the run"),
 }
+
+
+SYNTHETIC = "synthetic phantoms, not patients"
 
 
 class SentMessage(NamedTuple):
@@ -154,7 +157,7 @@ def list_run(run: Run) -> Iterator[tuple[str, str]]:
     yield "run", run.label
     data = mapping(config.get("data"))
     if not (data.get("federation") or data.get("hospitals") or data.get("in_memory")):
-        yield "cases", "synthetic phantoms, not patients"
+        yield "cases", SYNTHETIC
     yield "hospitals", ", ".join(sorted({*run.clients, *run.num_trained})) or "none yet"
     yield (
         "method, objective, network",
@@ -193,7 +196,12 @@ def read_kit_facts(kit: Kit, run: str | None) -> DossierFacts:
     return DossierFacts(
         kind="hospital",
         name=kit.name,
-        about=[("hospital", kit.name), *list_kit(kit), ("runs", ", ".join(runs) or "none yet")],
+        about=[
+            ("hospital", kit.name),
+            *list_kit(kit),
+            ("runs", ", ".join(runs) or "none yet"),
+            *([("cases", SYNTHETIC)] if site.data == PHANTOM else []),
+        ],
         case_columns=("hospital", "cases"),
         cases=cases,
         sent=sent,

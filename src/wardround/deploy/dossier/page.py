@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.deploy.dossier.facts import DossierFacts, SentMessage
-from wardround.deploy.site_file import COMMENTS, SiteFile
+from wardround.clients.secure_sum import SUM_TASKS
+from wardround.deploy.dossier.facts import SYNTHETIC, DossierFacts, SentMessage
+from wardround.deploy.site_file import COMMENTS, TASKS, SiteFile
 from wardround.errors import ConfigError
 from wardround.files import write_text
 from wardround.privacy.words import COVERS, describe_told
@@ -31,6 +32,15 @@ KINDS = {
     "hospital": "a hospital's kit",
 }
 ON_ONE_MACHINE = ("simulation", "rehearsal")
+NAMES_HERE = (
+    "of this folder cases go by their names; those of a real hospital by number, unless it says otherwise"
+)
+FROM_IMAGES = ("contribute", "measure")  # tasks whose answers are made of pixels
+ANSWERS = {
+    **TASKS,
+    "register": "what taking part means: names and shapes of tensors, numbers of cases",
+    **dict.fromkeys(SUM_TASKS, "secure summation: keys, shares of keys, and the update under a mask"),
+}
 RULES = {
     "simulation": "A simulation has no hospital with rules of its own.",
     "rehearsal": "The hospitals of a rehearsal allow everything.",
@@ -154,13 +164,15 @@ def state_volume(facts: DossierFacts) -> str:
     sent = facts.sent
     if not sent:
         return "Nothing has left."
+    made = [task for task in FROM_IMAGES if any(m.task == task and not m.trouble for m in sent)]
+    pixels = "".join(f" MADE FROM IMAGES, task {task}: {ANSWERS[task]}." for task in made)
     times, size = sorted(message.time for message in sent), format_bytes(sum(m.num_bytes for m in sent))
     tasks = quoted(sorted({message.task for message in sent}))
     total = f"{len(sent):,} messages, {size}, {times[0]} to {times[-1]} UTC, for the tasks {tasks}"
     if facts.kind in ON_ONE_MACHINE:
         where = f"{KINDS[facts.kind].capitalize()} on one machine"
-        return f"{where}: nothing left a hospital. Exchanged were {total}."
-    return f"{'Left this hospital' if facts.kind == 'hospital' else 'Came from hospitals'}: {total}."
+        return f"{where}: nothing left a hospital. Exchanged were {total}.{pixels}"
+    return f"{'Left this hospital' if facts.kind == 'hospital' else 'Came from hospitals'}: {total}.{pixels}"
 
 
 def state_verdict(facts: DossierFacts) -> str:
@@ -184,10 +196,14 @@ def draw_about(facts: DossierFacts, told: Mapping[str, str]) -> list[Html]:
 
 
 def draw_data(facts: DossierFacts) -> list[Html]:
+    elsewhere = NAMES_HERE if facts.kind in ON_ONE_MACHINE else NAMES_ELSEWHERE
+    names = CASE_NAMES[facts.site.case_names] if facts.site else elsewhere
     lines = [
-        "Health data: medical images, and masks in which people outlined structures.",
+        "Synthetic images and masks: no patient stands behind them."
+        if dict(facts.about).get("cases") == SYNTHETIC
+        else "Health data: medical images, and masks in which people outlined structures.",
         "Leaves: model tensors, named numbers, tables of scores, counts. Stays: images, masks, files.",
-        f"In tables, {CASE_NAMES[facts.site.case_names] if facts.site else NAMES_ELSEWHERE}.",
+        f"In tables {names}.",
         f"Counts from 1 to {facts.fewest - 1} are told as fewer than {facts.fewest}.",
     ]
     rows = [[row[0], *(bound(count, facts.fewest) for count in row[1:])] for row in facts.cases]
@@ -221,12 +237,14 @@ def draw_sent(facts: DossierFacts, told: Mapping[str, str]) -> list[Html]:
         for (client, task), those in sorted(groups.items())
     ]
     heads = ["hospital", "task", "messages", "tensors", "numbers and tables", "size", "days (UTC)"]
+    tasks = sorted({task for _, task in groups})
     largest = max(facts.sent, key=lambda message: len(message.tensors), default=None)
     tensors = [] if largest is None else list(largest.tensors.items())
     folded = table_html(Table("Tensors of one message", ["tensor", "shape and type"], tensors))
     return [
         tag("p", told["left"], " ", told["verdict"]),
         table_html(Table("Messages by hospital and task", heads, rows, width=200)),
+        facts_table("What the tasks answer", [(task, ANSWERS.get(task, "")) for task in tasks]),
         details(f"Tensors of one message: {len(tensors)}", folded),
     ]
 
