@@ -51,9 +51,9 @@ SECONDS_BETWEEN_FILES = 30.0
 
 FAST = ("compute.precision=tf32", "checkpoint.keep=1")
 # FedEvi prints 200 rounds on 384x384 images. SAFCF prints 100 rounds of 40 epochs at 1e-5, batches of 8,
-# 128x128x128, 32 filters; AAW 300 rounds at 1e-4, 256x256x80. In a hundredth of the steps nothing is learnt
-# at these rates: hence higher ones, and more steps by smaller batches. They were not tuned for these tables:
-# 1e-3 is known to learn lgg3d in a hundred steps with 16 filters (`benchmarks/networks.py`), SAFCF's has 160.
+# 128x128x128, 32 filters; AAW 300 rounds at 1e-4, 256x256x80. In the few hundred steps of a client here Adam
+# hardly moves a weight at these rates: hence higher ones, and more steps by smaller batches. They were not
+# tuned for these tables: 1e-3 is known to learn lgg3d with 16 filters (`benchmarks/networks.py`).
 POLYP = ("rounds=0.075,size=0.42", ("datasets=polyp", *FAST))
 MORE_STEPS = ("batch_size=4", *FAST)
 BRAIN = (

@@ -37,6 +37,16 @@ def test_synthetic_hospitals_have_a_size_of_their_own() -> None:
     assert "64x64 instead of 384x384" in sentences(data={"phantom": {"hospitals": 4}})[0]
 
 
+def test_other_settings_that_set_changes_are_named(tmp_path: Path) -> None:
+    changes = ["model.stem=none", "optimizer.learning_rate=0.1", "compute.threads=1", "datasets=polyp"]
+    grid = plan_paper(
+        load("fedevi-table5"), ["synthetic"], tmp_path, scale=Scale.parse("0.01"), overrides=changes
+    )
+    assert "Set otherwise than in the preset: model.stem=none." in grid.notes
+    assert any("learning rate 0.1 instead of 0.001" in note for note in grid.notes)
+    assert grid.notes[0].startswith("Data: synthetic") and "not comparable" in grid.notes[0]
+
+
 def test_a_planned_table_has_the_papers_splits_and_says_what_was_scaled(tmp_path: Path) -> None:
     preset, scale = load("fedevi-table5"), Scale.parse("0.01")
     grid = plan_paper(

@@ -50,6 +50,22 @@ def test_cautions_stand_under_the_table() -> None:
     assert table is not None and table.caption.endswith("Printed twice.")
 
 
+def test_what_was_not_as_in_the_paper_stands_under_the_printed_numbers_too() -> None:
+    found = sheet([row("a", {"n": [0.5]})], {"a": {"mean": 0.8}}, notes=["32x32 instead of 384x384."])
+    table = published_table(found, "dice")
+    assert table is not None and "32x32 instead of 384x384." in table.caption
+
+
+def test_the_best_in_print_is_not_alone_where_others_have_its_value() -> None:
+    rows = [row(name, {"n": [value]}) for name, value in (("a", 0.5), ("b", 0.5), ("c", 0.4))]
+    found = compare_order(sheet(rows, {"a": {"mean": 0.1}, "b": {"mean": 0.2}, "c": {"mean": 0.3}}), "dice")
+    assert found is not None and found.sentence("Dice").endswith(
+        "c, the best in print, is number 3 of 3 here."
+    )
+    found = compare_order(sheet(rows, {"a": {"mean": 0.1}, "b": {"mean": 0.3}, "c": {"mean": 0.2}}), "dice")
+    assert found is not None and found.sentence("Dice").endswith("is also the best here, level with 1 other.")
+
+
 def test_the_order_counts_pairs_and_names_the_best_in_print() -> None:
     rows = [row(name, {"n": [value]}) for name, value in (("a", 0.5), ("b", 0.7), ("c", 0.6))]
     found = compare_order(sheet(rows, {"a": {"mean": 0.1}, "b": {"mean": 0.2}, "c": {"mean": 0.3}}), "dice")

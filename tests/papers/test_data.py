@@ -117,9 +117,25 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
     out = tmp_path / "out"
     made, _ = prepare_data(load("fedevi-table1"), ["polyp"], [str(folder)], out, SMALL)
     assert "Data: mine, in place of the paper's." in made["polyp"].notes
+    assert any(note.startswith("Classes: ") and "the paper's: polyp." in note for note in made["polyp"].notes)
     assert {len(read(made["polyp"]).listing.of(name)) for name in ("north", "south")} == {6}  # of 12
     with pytest.raises(DataError, match=r"polyp.*prostate.*--set datasets='polyp'"):
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
+
+
+def test_images_of_other_dimensions_are_refused_by_name(tmp_path: Path) -> None:
+    folder = write_centres(tmp_path / "mine", ("north", "south"), cases=1)
+    with pytest.raises(DataError, match=r"Not run: brain \(it has 3D images, those given are 2D\)"):
+        prepare_data(load("safcf-table2"), ["brain"], [str(folder)], tmp_path / "out", SMALL)
+
+
+@pytest.mark.parametrize("names", [("north", "south"), ("NYU", "MCF")])
+def test_one_folder_never_stands_for_two_sets_of_the_same_clients(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = write_centres(tmp_path / "mine", names, cases=1)
+    with pytest.raises(DataError, match=r"T1 \(.*is published.*T2 \(.*is published.*--set datasets='T1'"):
+        prepare_data(load("aaw-table2"), ["T1", "T2"], [str(folder)], tmp_path / "out", SMALL)
 
 
 def test_an_output_folder_has_one_data_set(tmp_path: Path) -> None:

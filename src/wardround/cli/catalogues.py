@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -162,7 +162,7 @@ def run(
     preset, folder = load(name), output or Path("runs") / name
     reduced = WHOLE if scale is None else Scale.parse(scale)
     if not preset.list_runs():
-        print_rows(count_data(preset, data, folder, reduced), json_)
+        print_rows(count_data(preset, data, folder, reduced, set_ or ()), json_)
         return
     grid = plan_paper(
         preset,
@@ -178,14 +178,14 @@ def run(
     show_result(found, as_json=json_, hidden=hidden)
 
 
-def count_data(preset: Any, places: list[str], folder: Path, scale: Any) -> Any:
+def count_data(preset: Any, places: list[str], folder: Path, scale: Any, overrides: Sequence[str]) -> Any:
     """A table that counts data, printed and counted, written as Markdown and CSV too."""
+    from wardround.comparison.presets import choose_federations
     from wardround.papers.cards import count_table
     from wardround.papers.data import prepare_data
 
-    table = count_table(
-        preset, prepare_data(preset, list(preset.datasets), places, folder / "data", scale)[0]
-    )
+    names = choose_federations(preset, overrides)
+    table = count_table(preset, prepare_data(preset, names, places, folder / "data", scale)[0])
     write_text(folder / "table-images.md", table.markdown() + "\n")
     write_text(folder / "table-images.csv", table.csv())
     return table

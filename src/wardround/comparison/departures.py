@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wardround.data.settings import DataSettings
@@ -20,6 +20,10 @@ WATCHED = {
     "size": "image size",
     "split": "split",
 }
+OF_TRAINING = (  # other settings that `--set` may change; the rest changes where and how fast it is computed
+    "method", "objective", "exclusion", "model", "optimizer", "augmentation", "local_steps", "participation",
+    "model_average", "privacy", "evaluate", "data.prepare", "data.splits",
+)  # fmt: skip
 
 
 class Departures:
@@ -56,6 +60,21 @@ class Departures:
         if not parts:
             return scaled
         return [*scaled, f"Not as in the paper: {'; '.join(parts)}. Printed numbers are not comparable."]
+
+
+def describe_overrides(overrides: Sequence[str]) -> list[str]:
+    """What `--set` says of the experiment, where no other sentence does.
+
+    >>> describe_overrides(["model.norm = batch", "rounds=3", "compute.threads=1"])
+    ['Set otherwise than in the preset: model.norm=batch.']
+    """
+    pairs = [[part.strip() for part in override.split("=", 1)] for override in overrides]
+    said = [
+        "=".join(pair)
+        for pair in pairs
+        if pair[0] not in WATCHED and f"{pair[0]}.".startswith(tuple(f"{name}." for name in OF_TRAINING))
+    ]
+    return [f"Set otherwise than in the preset: {', '.join(said)}."] if said else []
 
 
 def count_filters(settings: Mapping[str, Any]) -> int | None:

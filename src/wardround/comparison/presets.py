@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wardround.comparison.departures import Departures
+from wardround.comparison.departures import Departures, describe_overrides
 from wardround.comparison.grid import Grid, HoldOut, Row, build_grid, check_settings
 from wardround.comparison.statistics import mean
 from wardround.comparison.sweep import list_dotted, parse_seeds
@@ -104,7 +104,7 @@ def list_preset_rows(
         notes.append("Rows that differ in rounds alone are of one run, tested after each of them.")
     seeds = list(preset.datasets[next(iter(plan.federations))].seeds)
     kept = seeds[: plan.scale.count("seeds", len(seeds))]
-    notes += [*plan.notes, *departures.sentences(plan.scale)]
+    notes += [*plan.notes, *departures.sentences(plan.scale), *describe_overrides(rest)]
     return rows, kept, notes
 
 
@@ -147,12 +147,13 @@ def plan_paper(
 
     places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
     """
-    named = [override for override in overrides if override.partition("=")[0].strip() == "datasets"]
-    names = [choose_federation(preset, named)[0]] if named else list(preset.datasets)
+    names = choose_federations(preset, overrides)
     federations, missing = prepare_data(preset, names, places, folder / "data", scale)
     notes = [*missing, *dict.fromkeys(note for data in federations.values() for note in data.notes)]
     if SYNTHETIC in places:
-        notes.insert(0, "Data: synthetic, in the layout of the paper's sets.")
+        notes.insert(
+            0, "Data: synthetic, in the layout of the paper's sets. Printed numbers are not comparable."
+        )
     plan = PaperPlan(federations, scale, notes)
     rows, own_seeds, notes = list_preset_rows(preset, overrides, only, plan)
     chosen = own_seeds if seeds is None else parse_seeds(seeds, own_seeds[0])
@@ -224,6 +225,12 @@ def find_obstacle(settings: dict[str, Any]) -> str:
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def choose_federations(preset: papers.PaperPreset, overrides: Sequence[str]) -> list[str]:
+    """All federations of a table, or the one that `--set datasets=NAME` names."""
+    named = [override for override in overrides if override.partition("=")[0].strip() == "datasets"]
+    return [choose_federation(preset, named)[0]] if named else list(preset.datasets)
 
 
 def choose_federation(preset: papers.PaperPreset, overrides: Sequence[str]) -> tuple[str, list[str]]:

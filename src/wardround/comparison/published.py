@@ -28,6 +28,7 @@ from wardround.comparison.statistics import (
 from wardround.comparison.tables import MEAN, WEIGHTED, WIDTH, score_columns
 from wardround.metrics import METRICS
 from wardround.tables import Interval, Spread, Table
+from wardround.text import format_count
 
 Printed = Mapping[str, Spread]  # our column -> the printed value
 
@@ -37,7 +38,7 @@ class OrderAgreement:
     """How many pairs of rows come in the printed order.
 
     tau: Kendall's, (same - other) / pairs; best: the row that is printed as best; place: of it here, of
-    `among` rows.
+    `among` rows; num_level: others with its very value here.
     """
 
     num_pairs: int
@@ -47,15 +48,17 @@ class OrderAgreement:
     best: str
     place: int
     among: int
+    num_level: int
 
     def sentence(self, label: str) -> str:
         """For the caption; label: of the metric."""
         start = f"Order by {label}: {self.num_same} of {self.num_pairs} pairs of rows as printed"
         interval = f"95 % interval over cases {self.interval.low:.2f} to {self.interval.high:.2f}"
         place = "also the best" if self.place == 1 else f"number {self.place} of {self.among}"
+        level = f", level with {format_count(self.num_level, 'other')}" if self.num_level else ""
         return (
             f"{start} (Kendall's tau {self.tau:.2f}, {interval}); {self.best}, the best in print, "
-            f"is {place} here."
+            f"is {place} here{level}."
         )
 
 
@@ -77,7 +80,7 @@ def published_table(sheet: Sheet, metric: str) -> Table | None:
     entry = METRICS[metric]
     agreement = compare_order(sheet, metric)
     order = [] if agreement is None else [agreement.sentence(entry.label)]
-    caption = " ".join(["Difference: measured minus printed.", *order, *sheet.print_notes])
+    caption = " ".join(["Difference: measured minus printed.", *order, *sheet.notes, *sheet.print_notes])
     heads = ["method", "column", "printed", "measured", "difference"]
     return Table(
         f"{sheet.title}: {entry.title_in(sheet.lengths)} beside the paper's", heads, lines, caption, WIDTH
@@ -117,8 +120,9 @@ def compare_order(sheet: Sheet, metric: str) -> OrderAgreement | None:
     group = max(reversed(groups.values()), key=len)  # the last one: after most rounds
     best = min(group, key=lambda row: printed[row.label]).label
     place = 1 + sum(ours[row.label] < ours[best] for row in group)
+    level = sum(ours[row.label] == ours[best] for row in group) - 1
     tau = float(same[0] - other[0]) / len(pairs)
-    return OrderAgreement(len(pairs), int(same[0]), tau, Interval(low, high), best, place, len(group))
+    return OrderAgreement(len(pairs), int(same[0]), tau, Interval(low, high), best, place, len(group), level)
 
 
 def count_pairs(

@@ -19,7 +19,7 @@ import io
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,7 @@ from wardround.data.federation_file import (
 )
 from wardround.data.listing import Entry, Labels
 from wardround.data.proposing.proposal import propose
+from wardround.data.readers.image_files import read_image
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.data.slices.cutting import FILE, cut
@@ -47,15 +48,14 @@ from wardround.errors import ConfigError, DataError
 from wardround.files import file_name, write_text
 from wardround.papers.origin import check_origin, note_origin
 from wardround.papers.presets import PaperFederation, PaperPreset, PaperSource, Partition
-from wardround.papers.scaling import Scale
+from wardround.papers.scaling import Scale, limit, limit_clients
 from wardround.papers.synthetic import write_dataset
-from wardround.seeds import derive
-from wardround.text import format_size
+from wardround.text import format_count, format_size
 
 log = logging.getLogger(__name__)
 
 SYNTHETIC = "synthetic"
-SEED = 42  # of splits, of dealing cases, and of choosing some of them
+SEED = 42  # of splits and of dealing cases
 FEWEST_LETTERS = 3  # of a client's name that is found inside another
 
 
@@ -105,11 +105,13 @@ def prepare_data(
             raise ConfigError(f"--data: {folder} does not exist. Give a folder, or: --data {SYNTHETIC}")
     made: dict[str, PaperData] = {}
     missing = []
-    stand_in = len({tuple(preset.datasets[name].clients) for name in names}) == 1
+    sources = {name: list_sources(preset.datasets[name]) for name in names}
+    stand_in = all(own == sources[names[0]] for own in sources.values())
     read = cache(read_own)
     for name in names:
         try:
-            found = find_data(preset.datasets[name], folders, out, read, stand_in=stand_in)
+            others = {key for own in sources.values() if own != sources[name] for _, key in own}
+            found = find_data(preset.datasets[name], folders, out, read, stand_in=stand_in, shared=others)
             if SYNTHETIC not in places:  # those are made as few as wanted
                 found = replace(found, entries=limit_clients(found.entries, scale))
             made[name] = write_federation(name, preset.datasets[name], found, out, scale)
@@ -153,11 +155,13 @@ def find_data(
     read: Callable[[Path], FoundData],
     *,
     stand_in: bool,
+    shared: Collection[str],
 ) -> FoundData:
     """The published sets of a federation, else other data in their place.
 
     read: reads a folder that is no published set; stand_in: whether data whose clients are none of the
-    paper's may take their place.
+    paper's may take their place; shared: clients of federations of other sets, as of T1 and T2: such a name
+    does not say which of them is meant.
     """
     troubles: dict[str, str] = {}
     found: dict[str, FoundData] = {}
@@ -173,9 +177,13 @@ def find_data(
     for folder in folders:
         own = read(folder)
         clients = match_clients(federation, sorted({entry.client for entry in own.entries}))
-        if clients or (stand_in and len(folders) == 1):
+        if (clients and not {*clients.values()} & set(shared)) or (stand_in and len(folders) == 1):
             return stand_in_for(federation, own, clients)
     raise DataError(next(iter(troubles.values())))
+
+
+def list_sources(federation: PaperFederation) -> list[tuple[str, str]]:
+    return [(source.dataset, source.key) for source in federation.clients.values()]
 
 
 def read_card(card: DatasetPreset, folder: Path, out: Path) -> FoundData:
@@ -204,13 +212,14 @@ def read_own(place: Path) -> FoundData:
     entries = [e for e in listing.entries if e.label is not None and e.client not in file.held_out]
     labels = dict(file.labels) or dict(listing.labels)
     regions = dict(file.regions) or dict(listing.regions)
-    size, spacing = file.prepare.size, file.prepare.spacing
-    dimensions = len(size or spacing or (0, 0))
+    if not entries:
+        raise DataError(f"{place} has no case with a label.")
+    dimensions = len(read_image(entries[0].images).spatial)
     channels = file.channels or tuple(listing.channels)
     notes = [f"Data: {place.resolve().name}, in place of the paper's."]
     if file.held_out:
         notes.append(f"Left out, as held out: {', '.join(sorted(file.held_out))}.")
-    return FoundData(entries, labels, regions, channels, dimensions, tuple(notes), size)
+    return FoundData(entries, labels, regions, channels, dimensions, tuple(notes), file.prepare.size)
 
 
 def join_sets(federation: PaperFederation, found: Mapping[str, FoundData]) -> FoundData:
@@ -292,11 +301,12 @@ def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[s
     labels, regions = own.labels, own.regions
     if federation.one_class is not None:
         labels, regions = join_classes(federation, [own]), {}
+    notes.append(f"Classes: {', '.join(labels)}; the paper's: {federation.labels}.")
     if own.channels and len(own.channels) != federation.channels:
         notes.append(f"{len(own.channels)} channels instead of {federation.channels}.")
     count = len({entry.client for entry in entries})
     if federation.partition is None and count != len(federation.clients):
-        notes.append(f"{count} clients instead of {len(federation.clients)}.")
+        notes.append(f"{format_count(count, 'client')} instead of {len(federation.clients)}.")
     return replace(own, entries=entries, labels=labels, regions=regions, notes=tuple(notes))
 
 
@@ -307,6 +317,10 @@ def write_federation(
     name: str, federation: PaperFederation, found: FoundData, out: Path, scale: Scale
 ) -> PaperData:
     """The list and the federation.yaml, with the paper's split, partition and preparation."""
+    cuts = federation.slices if found.dimensions == 3 else None
+    if found.dimensions != federation.dimensions and cuts is None:
+        hint = "; wardround data slices cuts volumes" if found.dimensions == 3 else ""
+        raise DataError(f"it has {federation.dimensions}D images, those given are {found.dimensions}D{hint}")
     entries = list(found.entries)
     notes = [*found.notes, *count_cases(federation, entries)]
     partition = PartitionSettings(seed=SEED)
@@ -324,7 +338,6 @@ def write_federation(
     size = federation.size or found.size
     scaled = None if size is None else scale.size(size)
     prepare = PrepareSettings(size=scaled, normalise=federation.normalise)
-    cuts = federation.slices if found.dimensions == 3 else None
     file = FederationFile(
         sources=(Source(path=list_file, reader="table"),),
         channels=found.channels,
@@ -380,35 +393,6 @@ def plan_partition(
             notes.append(f"{len(entries)} cases make two clients of {each}, not of {rule.cases}.")
         entries = limit(entries, clients * each)
     return entries, PartitionSettings(kind="iid", clients=clients, seed=SEED)
-
-
-def limit_clients(entries: Sequence[Entry], scale: Scale) -> list[Entry]:
-    """A share of every client's cases."""
-    if "cases" not in scale.shares:
-        return list(entries)
-    clients = dict.fromkeys(entry.client for entry in entries)
-    own = {client: [entry for entry in entries if entry.client == client] for client in clients}
-    return [e for cases in own.values() for e in limit(cases, scale.count("cases", len(cases)))]
-
-
-def limit(entries: Sequence[Entry], count: int) -> list[Entry]:
-    """About so many cases, patients kept whole; which ones, only their names decide."""
-    if len(entries) <= count:
-        return list(entries)
-    order = sorted(
-        {(entry.client, entry.group) for entry in entries},
-        key=lambda key: (derive(SEED, "limit", *map(ascii, key)), key),
-    )
-    sizes = dict.fromkeys(order, 0)
-    for entry in entries:
-        sizes[entry.client, entry.group] += 1
-    taken: set[tuple[str, str]] = set()
-    total = 0
-    for key in order:
-        if total + sizes[key] <= count or not taken:
-            taken.add(key)
-            total += sizes[key]
-    return [entry for entry in entries if (entry.client, entry.group) in taken]
 
 
 def choose_channel(entry: Entry, out: Path) -> Entry:

@@ -19,12 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from wardround.data.listing import Entry
 from wardround.errors import ConfigError
 from wardround.models import ModelSettings, resolve
+from wardround.seeds import derive
 from wardround.text import suggest
 
 LEAST = {"size": 32, "cases": 6, "rounds": 1, "epochs": 1, "filters": 2, "clients": 2, "seeds": 1}
 STEP = 16  # sides are multiples of it: a network halves them four times
+SEED = 42  # of which cases are kept
 SETTINGS = {"rounds": "rounds", "epochs": "local_epochs"}
 
 
@@ -99,3 +102,35 @@ def parse_share(text: str) -> float:
 
 
 WHOLE = Scale()
+
+
+# Fewer cases
+
+
+def limit_clients(entries: Sequence[Entry], scale: Scale) -> list[Entry]:
+    """A share of every client's cases."""
+    if "cases" not in scale.shares:
+        return list(entries)
+    clients = dict.fromkeys(entry.client for entry in entries)
+    own = {client: [entry for entry in entries if entry.client == client] for client in clients}
+    return [e for cases in own.values() for e in limit(cases, scale.count("cases", len(cases)))]
+
+
+def limit(entries: Sequence[Entry], count: int) -> list[Entry]:
+    """About so many cases, patients kept whole; which ones, only their names decide."""
+    if len(entries) <= count:
+        return list(entries)
+    order = sorted(
+        {(entry.client, entry.group) for entry in entries},
+        key=lambda key: (derive(SEED, "limit", *map(ascii, key)), key),
+    )
+    sizes = dict.fromkeys(order, 0)
+    for entry in entries:
+        sizes[entry.client, entry.group] += 1
+    taken: set[tuple[str, str]] = set()
+    total = 0
+    for key in order:
+        if total + sizes[key] <= count or not taken:
+            taken.add(key)
+            total += sizes[key]
+    return [entry for entry in entries if (entry.client, entry.group) in taken]
