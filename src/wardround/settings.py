@@ -74,7 +74,7 @@ def explain(error: ValidationError, kind: type[BaseModel] | None = None, where: 
             f"({place[0]}: {{{{lesion: [1]}}}}), and quote a name that is a number."
         )
     if problem == "tuple_type":
-        return f"{name} is {shown(value)}; it must be a list of numbers, such as [1]."
+        return f"{name} is {shown(value)}; it must be a list such as [1] or [name]."
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ").rstrip(".")
     if problem == "value_error":
         sentence = message if message.endswith("?") else f"{message}."

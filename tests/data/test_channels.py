@@ -335,6 +335,8 @@ def test_a_file_with_fewer_channels_needs_their_names(trained: Path, tmp_path: P
     assert "If it lacks some, say what it holds: --channels" in refused.problems[0].reason
     done = predicted(trained / "run", tmp_path / "b", file, channels=["channel_1", "channel_2"])
     assert done.done[file.name]["absent_channels"] == ["channel_0"]
+    one = predicted(trained / "run", tmp_path / "d", file, channels=["channel_1"])
+    assert "has 2 channels, but --channels names 1 (channel_1). Name all" in one.problems[0].reason
     with pytest.raises(ConfigError, match="--channels names 'channel_9'"):
         predicted(trained / "run", tmp_path / "c", file, channels=["channel_9"])
 

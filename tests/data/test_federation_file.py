@@ -70,6 +70,10 @@ def written(tmp_path: Path, text: str) -> Path:
             "sources: [{path: a, labels: {x: 1, y: 1}}]\nlabels: {x: 1, y: 2}\n",
             "sources.0.labels: value 1 is both 'x' and 'y'",
         ),
+        ("sources: [{path: a}]\nannotates: {n: {x: 1}}\n", r"annotates.n is .*a list such as .* \[name\]"),
+        ("sources: [{path: a}]\nlabels: {x: 9}\nignore: 9\n", "ignore: value 9 is 'x'"),
+        ("sources: [{path: a, labels: {x: 9}}]\nlabels: {x: 1}\nignore: 9\n", "ignore: value 9 is 'x'"),
+        ("sources: [{path: a}]\nignore: 9\nbackground: 9\n", "ignore: value 9 is 'background'"),
         ("sources: [{path: a}]\nclients: [n]\nheld_out: [n]\n", "in clients and in held_out"),
     ],
 )

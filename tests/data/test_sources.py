@@ -190,6 +190,32 @@ def test_a_label_value_of_two_meanings_is_refused_until_the_file_decides(tmp_pat
     assert found.labels == {"tumour": (1,)} and "calls label value 1 'oedema'" in " ".join(found.notes)
 
 
+def test_a_class_whose_values_are_another_one_in_the_federation_is_refused(tmp_path: Path) -> None:
+    dataset(tmp_path / "north", {"background": 0, "kidney": 1, "liver": 2})
+    dataset(tmp_path / "south", {"background": 0, "liver": 1, "kidney": 2})
+    organs(tmp_path / "west", "kidney", "liver")
+    said = {"kidney": (1,), "liver": (2,)}
+    with raises(ConfigError, match=r"'south' calls label value 1 'liver', but labels gives it to 'kidney'"):
+        list_cases(of("north", "south", labels=said), tmp_path)
+    west = Source(path=Path("west"), masks={"kidney": 2, "liver": 1})
+    with raises(ConfigError, match=r"'west' calls label value 2 'kidney'.*labels: {kidney: \[2\], liver"):
+        list_cases(FederationFile(sources=(west,), labels=said), tmp_path)
+    mapped = Source(path=Path("south"), labels={"kidney": (2,), "liver": (1,)})
+    assert list_cases(FederationFile(sources=(mapped,), labels=said), tmp_path).entries[0].labels == {
+        "kidney": (2,),
+        "liver": (1,),
+    }
+
+
+def test_annotates_may_name_clients_that_are_left_out_and_no_others(tmp_path: Path) -> None:
+    centre(tmp_path / "north", "a")
+    centre(tmp_path / "south", "b")
+    told = {"north": ("x",), "south": ("x",)}
+    assert list_cases(of("north", "south", clients=("north",), annotates=told), tmp_path).clients == ["north"]
+    with raises(ConfigError, match="annotates names client 'nrth', which does not exist. Did you mean"):
+        list_cases(of("north", "south", annotates={"nrth": ("x",)}), tmp_path)
+
+
 # Regions of several sources
 
 

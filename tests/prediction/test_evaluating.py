@@ -397,3 +397,6 @@ def test_a_centre_is_scored_in_what_it_annotates(tmp_path: Path) -> None:
 
     scored = {name: {row["region"] for row in rows if row["client"] == name} for name in ("east", "north")}
     assert scored == {"east": set(organs), "north": {"lesion"}}
+    path.write_text(json.dumps({**plain, "annotates": {"nrth": ["lesion"]}}))
+    with pytest.raises(ConfigError, match="annotates names client 'nrth'"):
+        evaluate(tmp_path / "run", path, output=tmp_path / "again", report=False)

@@ -40,11 +40,11 @@ def check_channel_names(channels: Sequence[str], given: Mapping[str, Sequence[st
             raise ConfigError(f"{where} is {list(names)}; name one channel or more.")
 
 
-def check_clients(channels_of: Mapping[str, Sequence[str]], clients: Sequence[str]) -> None:
-    for client in channels_of:
+def check_clients(where: str, named: Mapping[str, Sequence[str]], clients: Sequence[str]) -> None:
+    for client in named:
         if client not in clients:
             raise ConfigError(
-                f"channels_of names client '{client}', which does not exist.{suggest(client, clients)} "
+                f"{where} names client '{client}', which does not exist.{suggest(client, clients)} "
                 f"There are: {', '.join(clients)}."
             )
 

@@ -240,6 +240,7 @@ def load(path: Path) -> FederationFile:
 def check_consistency(file: FederationFile) -> None:
     """What types cannot express: classes share no values, regions name classes, a client has one role."""
     meaning = check_label_map(file.labels, "labels")
+    everywhere = dict.fromkeys(file.background, "background") | meaning
     for number, source in enumerate(file.sources):
         own = check_label_map(source.labels or {}, f"sources.{number}.labels")
         unknown = [name for name in source.labels or () if name not in file.labels]
@@ -250,6 +251,7 @@ def check_consistency(file: FederationFile) -> None:
             )
         if source.labels is not None and not own:
             raise ConfigError(f"sources.{number}.labels is empty; give its classes, or leave it out.")
+        everywhere = own | everywhere  # what is ignored is so at all clients
     for name, classes in file.regions.items():
         if not classes or (file.labels and not set(classes) <= set(range(1, len(file.labels) + 1))):
             raise ConfigError(
@@ -262,10 +264,10 @@ def check_consistency(file: FederationFile) -> None:
                 f"{name} names clients, but partition.kind is {file.partition.kind}, which deals the cases "
                 "of all to new ones. Leave one of the two out."
             )
-    for name, values in (("background", file.background), ("ignore", file.ignore)):
-        value = next((value for value in values if value in meaning), None)
+    for name, values, to in (("background", file.background, meaning), ("ignore", file.ignore, everywhere)):
+        value = next((value for value in values if value in to), None)
         if value is not None:
-            raise ConfigError(f"{name}: value {value} is class '{meaning[value]}'. A value is one of them.")
+            raise ConfigError(f"{name}: value {value} is '{to[value]}'. A value is one of them.")
     for name, given in (("clients", file.clients or ()), ("unlabelled", file.unlabelled)):
         both = sorted(set(given) & set(file.held_out))
         if both:

@@ -31,7 +31,6 @@ def list_cases(file: FederationFile, base: Path) -> Listing:
     Cases of held-out clients come with split test.
     """
     listings = read_sources(file, base)
-    check_clients(file.channels_of, sorted({client for own in listings for client in own.clients}))
     found = join_listings(listings, file.channels, file.labels)
     known = set(found.clients)
     for name in (*(file.clients or ()), *file.held_out, *file.unlabelled):
@@ -57,6 +56,9 @@ def read_sources(file: FederationFile, base: Path) -> list[Listing]:
     """The cases of every source; masks of single classes whose values nobody wrote down are refused, since
     labels could name others than meant."""
     listings = [read_source(source, base) for source in file.sources]
+    clients = sorted({client for own in listings for client in own.clients})
+    for where, named in (("channels_of", file.channels_of), ("annotates", file.annotates)):
+        check_clients(where, named, clients)
     for client, channels in file.channels_of.items():
         listings = [rename_channels(own, channels, client) for own in listings]
     for number, (source, own) in enumerate(zip(file.sources, listings, strict=True)):
@@ -209,6 +211,9 @@ def join_listings(
         if sum(client in home for home in homes) > 1:
             notes.append(f"client '{client}' is in more than one source; its cases are taken together.")
     if labels:
+        for own in listings:
+            if all(entry.labels is None for entry in own.entries):
+                refuse_contradiction(own, labels)
         notes += [n for own in listings if not has_own_map(own) for n in list_conflicts(own, labels)]
     joined = dict(labels or join_labels(listings))
     unnamed = [entry.where for entry in entries if names_no_class(entry, joined)]
@@ -292,6 +297,23 @@ def join_regions(listings: Sequence[Listing], labels: Labels) -> dict[str, tuple
             found, first = own, listing.clients[0]
     numbered = list(enumerate(labels.values(), start=1))
     return {name: tuple(n for n, own in numbered if values & {*own}) for name, values in found.items()}
+
+
+def refuse_contradiction(listing: Listing, said: Labels) -> None:
+    """Refuse a data set, or masks of single classes, whose class of a name of federation.yaml has values that
+    are another class there: they would be trained as that one."""
+    meant = {value: name for name, values in said.items() for value in values}
+    known = {name.casefold(): values for name, values in said.items()}
+    for name, values in listing.labels.items():
+        here = known.get(name.casefold(), values)
+        value = next((value for value in values if value in meant), None)
+        if value is not None and not {*here} & {*values}:
+            own = ", ".join(f"{other}: {list(numbers)}" for other, numbers in listing.labels.items())
+            raise ConfigError(
+                f"client '{listing.clients[0]}' calls label value {value} '{name}', but labels gives it to "
+                f"'{meant[value]}' and '{name}' the value {join_names(map(str, here))}. Say under sources "
+                f"what its values mean, such as labels: {{{own}}}"
+            )
 
 
 def list_conflicts(listing: Listing, said: Labels) -> list[str]:

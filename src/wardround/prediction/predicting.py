@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wardround.data.channels import check_channel_names, find_places
+from wardround.data.channels import NOT_USED, check_channel_names, find_places
 from wardround.data.listing import Places
 from wardround.data.preparing.geometry import Geometry, invert_probabilities
 from wardround.data.preparing.prepare import prepare_case
@@ -208,12 +208,16 @@ class Predictor:
         elif scan.is_guess and image.channels == wanted.in_channels:
             places, number = (), wanted.in_channels
         if image.channels < number or (image.channels > number and not scan.places):
-            ask = ""
-            if layout.lacking and wanted.channels:
+            said, ask = f"this run needs {layout.describe()}", ""
+            if self.channels:
+                said = f"--channels names {number} ({', '.join(self.channels)})"
+                ask = f" Name all that it holds, in their order, '{NOT_USED}' for one that is not used."
+            elif layout.lacking and wanted.channels:
                 ask = f" If it lacks some, say what it holds: --channels {','.join(wanted.channels[:-1])}"
+                ask += " (of evaluate: channels_of in a federation.yaml)"
             raise DataError(
-                f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but this run "
-                f"needs {layout.describe()}.{ask}"
+                f"{scan.where} has {image.channels} channel{'s' if image.channels > 1 else ''}, but "
+                f"{said}.{ask}"
             )
         absent = self._name_absent(places)
         if absent and not layout.lacking:

@@ -364,6 +364,18 @@ def test_a_class_only_one_client_has_is_told(tmp_path: Path) -> None:
     assert [found.code for found in report.findings] == ["class_nowhere"]  # nobody has it: nothing differs
 
 
+def test_labels_that_annotates_leaves_out_are_told(tmp_path: Path) -> None:
+    labels = {"box": (1,), "core": (2,)}
+    cores = two_clients(tmp_path, label=scan(1)[1] * 2)
+    told = {"north": ("box",), "south": ("box",)}
+    report = checked(cores, file_with(labels=labels, annotates=told))
+    assert ("south", "class_hidden") in [(f.client, f.code) for f in report.findings]
+    whole = {"north": ("box",), "south": ("all",)}  # the core is part of what south outlines
+    regions = {"all": (1, 2), **{name: (n,) for n, name in enumerate(labels, 1)}}
+    report = checked(cores, file_with(labels=labels, annotates=whole, regions=regions))
+    assert "class_hidden" not in [f.code for f in report.findings]
+
+
 def test_spacing_and_intensity_that_differ_manyfold_are_told_with_medians(tmp_path: Path) -> None:
     cases = two_clients(tmp_path, affine=affine_of((1, 1, 5)))
     for number, case in enumerate(cases[3:]):

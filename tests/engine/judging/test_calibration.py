@@ -217,6 +217,7 @@ def test_no_validation_case_anywhere_leaves_one_and_no_quantiles(tmp_path, monke
     found = calibration_of(run(tmp_path / "run"))
 
     assert found["temperature"] == 1 and "no client has a validation case" in found["temperature_note"]
+    assert "every class annotated" in found["temperature_note"]  # others cannot serve
     assert found["quantiles"] == {}
     assert found["overall"]["before"] == found["overall"]["after"]
 

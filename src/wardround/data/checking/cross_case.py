@@ -195,6 +195,10 @@ def find_absent_classes(cases: Cases, classes: Labels, file: FederationFile) -> 
             meant,
             {c: v for c, v in meant.items() if c not in known or known[c].tells([number])},
         )
+        for client in sorted(have - meant.keys()):
+            if not known[client].groups[number]:
+                said = f"client '{client}': annotates leaves out class '{name}', so its labels are not used."
+                found.append(Finding(client, "", "class_hidden", "warning", as_line(said)))
         if everywhere and not meant:
             said = f"No client annotates class '{name}' by itself, so nothing would teach what it is."
             found.append(Finding("", "", "class_nowhere", "warning", as_line(said)))

@@ -53,6 +53,7 @@ CODES = {
     "shared_patient": "patient names at two clients",
     "background_value": "label value taken as background",
     "class_absent": "class absent at a client",
+    "class_hidden": "labels of a class that its client does not annotate",
     "class_nowhere": "class that no case has",
     "stretched": "shapes that will be stretched",
     "channel_order": "channel order",

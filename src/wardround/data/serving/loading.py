@@ -127,7 +127,7 @@ class RealData:
         self.describe = LabelDescriptions(self.cache.folder / "labels.json", self.file.labels)
         self.listing = replace(found, entries=tuple(self._place(found)))
         self.annotations = annotations_of(
-            self.file.annotates,
+            {name: told for name, told in self.file.annotates.items() if name in self.listing.clients},
             list(self.file.labels),
             self.regions,
             self.listing.clients,

@@ -300,7 +300,9 @@ def measure_calibration(
 def fit_temperature(replies: Sequence[Reply]) -> temperature.Temperature:
     sums = [temperature.from_scalars(reply.scalars) for reply in replies if reply.scalars["voxels"]]
     if not sums:
-        return temperature.Temperature(1.0, "no client has a validation case to fit it on")
+        return temperature.Temperature(
+            1.0, "no client has a validation case, with every class annotated, to fit it on"
+        )
     return temperature.fit(np.sum(sums, axis=0))
 
 
