@@ -309,6 +309,14 @@ def test_a_run_evaluates_sets_that_lack_channels_by_name(trained: Path, tmp_path
     assert json.loads((tmp_path / "there/result.json").read_text())["test"]["dice"]["clients"]["north"][
         "mean"
     ] == pytest.approx(own, abs=0.02)
+    said = yaml.safe_load((trained / "federation.yaml").read_text())
+    said |= {
+        "sources": [{"path": str(trained / "scans")}],
+        "channels_of": {**CHANNELS_OF, "north": ["channel_1"]},
+    }
+    wrong = write(tmp_path / "wrong.yaml", **said)
+    problems = evaluate(trained / "run", wrong, output=tmp_path / "wrong", split="test").problems
+    assert "has 2 channels, but federation.yaml names 1" in problems[0].reason
 
 
 def predicted(folder: Path, out: Path, *files: Path, **options: Any) -> Any:

@@ -255,8 +255,11 @@ def evaluate_case(
     images hold, where the case does not say."""
     label = read_case_label(entry)
     assert label is not None
-    places = find_places(entry.channels or channels, predictor.preparation.channels, entry.client)
-    prediction = predictor(Scan(entry.images, entry.images[0].name, entry.where, places=places))
+    named = entry.channels or channels
+    places = find_places(named, predictor.preparation.channels, entry.client)
+    number = len(named) if places else 0
+    scan = Scan(entry.images, entry.images[0].name, entry.where, places=places, num_channels=number)
+    prediction = predictor(scan)
     if not same_affine(prediction.affine, label.affine):
         raise DataError(f"{entry.where}: image and label have different affines.")
     truth, _ = to_classes(label.data[0], find_classes(predictor, entry, classes), background=None)

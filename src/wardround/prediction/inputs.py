@@ -49,7 +49,8 @@ class Scan:
     """One scan: its files in channel order, the file name of its mask, its name in messages.
 
     series: the DICOM files that a volume was converted from; places: where the run's channels are in it, if
-    not all in their order; is_guess: by the name of a lone file, which may hold all channels after all.
+    not all in their order; is_guess: by the name of a lone file, which may hold all channels after all;
+    num_channels: that federation.yaml names for it, 0 where it names none.
     """
 
     files: tuple[Path, ...]
@@ -58,6 +59,7 @@ class Scan:
     series: tuple[Path, ...] = ()
     places: Places = ()
     is_guess: bool = False
+    num_channels: int = 0
 
     @property
     def stem(self) -> str:

@@ -207,9 +207,12 @@ class Predictor:
             places, number = find_places(self.channels, wanted.channels), len(self.channels)
         elif scan.is_guess and image.channels == wanted.in_channels:
             places, number = (), wanted.in_channels
-        if image.channels < number or (image.channels > number and not scan.places):
+        is_other = scan.num_channels not in (0, image.channels)
+        if image.channels < number or (image.channels > number and not scan.places) or is_other:
             said, ask = f"this run needs {layout.describe()}", ""
-            if self.channels:
+            if is_other:
+                said = f"federation.yaml names {scan.num_channels} (channels, channels_of)"
+            elif self.channels:
                 said = f"--channels names {number} ({', '.join(self.channels)})"
                 ask = f" Name all that it holds, in their order, '{NOT_USED}' for one that is not used."
             elif layout.lacking and wanted.channels:
