@@ -85,3 +85,16 @@ def test_a_gain_whose_sign_differs_between_seeds_is_said() -> None:
 
 def scores_of(row: RowScores) -> CaseScores:
     return row.replicates[0, None].scores
+
+
+def test_the_weakest_of_clients_scored_in_different_structures_comes_with_a_warning() -> None:
+    def headline(region: str) -> str:
+        cases = {CaseKey("n", "1", "liver"): 0.9, CaseKey("s", "2", region): 0.4}
+        row = RowScores("a", {(0, None): Replicate(0, None, {"dice": cases})})
+        sheet = Sheet("toy", [row], "a", ["dice"])
+        return as_text(describe_headline(sheet, compute_statistics(sheet, "dice"), {}))
+
+    assert headline("liver").endswith("The weakest is s, 0.400.")
+    assert headline("kidney").endswith(
+        "0.400. Clients are scored in different structures, so compare them structure by structure."
+    )

@@ -24,6 +24,7 @@ from wardround.metrics import METRICS
 from wardround.tables import Interval, PValue, one_line, shown
 
 MOST_ALIKE = 5  # rows that are named
+MIXED = " Clients are scored in different structures, so compare them structure by structure."
 NAME_WIDTH = 48
 
 
@@ -115,13 +116,14 @@ def describe_headline(
     entry, best = METRICS[metric], found.best
     unit = entry.unit_in(sheet.lengths)
     value = [Strong(shown(best.mean)), f" {unit}" if unit else ""]
+    mixed = [MIXED] if sheet.is_mixed(metric) else []
     if found.num_rows == 1:
         num_clients = len(sheet.clients(metric))
         over = "the only client" if num_clients == 1 else f"{num_clients} clients"
         weakest = describe_weakest(best, " The weakest is ") if num_clients > 1 else []
         return [
-            f"Mean {tested}{entry.label} over {over}: ", *value, ".", *weakest, *describe_held_out(best),
-            *(f" {sentence}" for sentence in sheet.partition),
+            f"Mean {tested}{entry.label} over {over}: ", *value, ".", *weakest, *mixed,
+            *describe_held_out(best), *(f" {sentence}" for sentence in sheet.partition),
         ]  # fmt: skip
     extreme = "highest" if entry.higher_is_better else "lowest" if entry.higher_is_better is False else "best"
     return [
@@ -130,7 +132,7 @@ def describe_headline(
         f" over {sheet.expected} {sheet.over}" if best.mean.sd is not None else "", ".",
         *describe_alike(found), *describe_wins(found),
         *describe_test(found, statistics.reference),
-        *describe_weakest(best, " Its weakest client is "), *describe_held_out(best),
+        *describe_weakest(best, " Its weakest client is "), *mixed, *describe_held_out(best),
         *describe_references(found.references), *(f" {sentence}" for sentence in sheet.partition),
     ]  # fmt: skip
 
