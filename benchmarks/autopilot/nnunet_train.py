@@ -174,13 +174,19 @@ def train(
     trainer.disable_checkpointing = True
     trainer.run_training()
     trained = time.perf_counter() - started
+    begun, ended = (trainer.logger.get_value(f"epoch_{edge}_timestamps", None) for edge in ("start", "end"))
+    epochs = [end - begin for begin, end in zip(begun, ended, strict=True)]
     cases = predict(trainer, data, work / "raw" / folder.name, most)
     return {
         "cases": cases,
         "steps": trainer.num_epochs * trainer.num_iterations_per_epoch,
         "batch_size": trainer.batch_size,
         "configuration": chosen,
-        "seconds": {"train": trained, "test": time.perf_counter() - started - trained},
+        "seconds": {
+            "train": trained,
+            "test": time.perf_counter() - started - trained,
+            "epochs": [round(seconds, 3) for seconds in epochs],
+        },
     }
 
 

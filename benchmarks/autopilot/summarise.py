@@ -2,9 +2,9 @@
 
     python benchmarks/autopilot/summarise.py benchmarks/autopilot --write    # into README.md
 
-Dice is the mean over test cases, of each the mean over classes. --alone: a folder of runs with --jobs 1,
-whose seconds are shown; beside other runs they mean nothing. What stands outside the markers of the README is
-left alone.
+Dice is the mean over test cases, of each the mean over classes. Seconds are those of seconds.json, which
+seconds.py writes; beside other runs they mean nothing. What stands outside the markers of the README is left
+alone.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,25 +108,31 @@ def compare(results: Results) -> list[str]:
     return lines
 
 
-def list_seconds(results: Results) -> list[str]:
-    lines = ["| set | part | seconds from start to scores | runs side by side |", "|---|---|---|---|"]
+def list_seconds(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "| set | steps | federated: seconds a step | nnU-Net | federated: whole run | nnU-Net | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name in SETS:
-        for part, title in PARTS.items():
-            runs = results.get((name, part), [])
-            if runs:
-                seconds = [run["total_seconds"] for run in runs]  # the same for all: of the whole command
-                jobs = join({run["jobs"] for run in runs})
-                lines.append(f"| {name} | {title} | {statistics.fmean(seconds):.0f} | {jobs} |")
-    return lines
+        own = {entry["part"]: entry for entry in found if entry["set"] == name}
+        if len(own) == 2:
+            pair = own["federated"], own["nnunet"]
+            steps = [f"{entry['step_seconds']:.4f}" for entry in pair]
+            whole = [f"{entry['seconds']:.0f} s" for entry in pair]
+            ratio = f"{pair[0]['seconds'] / pair[1]['seconds']:.2f}"
+            row = [name, f"{pair[0]['steps']:,}", *steps, *whole, ratio]
+            lines.append("| " + " | ".join(row) + " |")
+    places = sorted({f"{entry['device']}, commit {entry['commit']}" for entry in found})
+    return [*lines, "", f"Alone on {'; '.join(places)}."]
 
 
-def describe(results: Results, alone: Results) -> str:
+def describe(results: Results, seconds: Sequence[Mapping[str, Any]]) -> str:
     runs = [run for own in results.values() for run in own]
     if not runs:
         return "No runs yet."
     places = sorted({f"{run['device']}, commit {run['commit']}" for run in runs})
     parts = [f"Measured on {'; '.join(places)}.", "", *tabulate(results), "", *compare(results)]
-    return "\n".join([*parts, *(["", *list_seconds(alone)] if alone else [])])
+    return "\n".join([*parts, *(["", *list_seconds(seconds)] if seconds else [])])
 
 
 def put(text: str, readme: str) -> str:
@@ -138,10 +145,11 @@ def put(text: str, readme: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="holds results/: benchmarks/autopilot, or OUT of run.py")
-    parser.add_argument("--alone", type=Path, help="OUT of run.py --jobs 1, for the seconds")
     parser.add_argument("--write", action="store_true", help="into README.md, in place of what was there")
     options = parser.parse_args()
-    text = describe(read_results(options.folder), read_results(options.alone) if options.alone else {})
+    seconds = options.folder / "seconds.json"
+    found = json.loads(seconds.read_text(encoding="utf-8")) if seconds.exists() else []
+    text = describe(read_results(options.folder), found)
     if options.write:
         README.write_text(put(text, README.read_text(encoding="utf-8")), encoding="utf-8")
     else:
