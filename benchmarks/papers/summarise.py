@@ -148,24 +148,34 @@ def count_splits(found: Sequence[Comparison]) -> str:
 def summarise(tables: Sequence[Comparison]) -> list[str]:
     """The result in a few sentences, by the first metric."""
     verdicts: dict[str, list[str]] = {}
-    claims: dict[str, list[str]] = {"better": [], "worse": [], "no difference shown": []}
+    places: dict[str, list[str]] = {"also the best here": [], "not the best here": []}
+    claims: dict[str, list[str]] = {"it is better": [], "it is worse": [], "no difference is shown": []}
     for table in tables:
         order = find_order(table, table.metrics[0])
         if order is not None:
             verdicts.setdefault(order.verdict, []).append(title(table.name))
         claim = find_claim(table)
-        if claim is not None and claim.test is not None:
+        if claim is None:
+            continue
+        own = f"{title(table.name)} ({claim.label}"
+        if claim.place == 1:
+            places["also the best here"].append(f"{own})")
+        else:
+            places["not the best here"].append(f"{own}, number {claim.place} of {claim.among})")
+        if claim.test is not None:
             sign = claim.test["difference"] if is_clear(claim.test) else 0
-            kind = "better" if sign > 0 else "worse" if sign < 0 else "no difference shown"
-            claims[kind].append(f"{title(table.name)} ({claim.label} against {claim.reference})")
+            kinds = "it is better", "it is worse", "no difference is shown"
+            kind = kinds[0] if sign > 0 else kinds[1] if sign < 0 else kinds[2]
+            claims[kind].append(f"{own} against {claim.reference})")
     order_parts = [f"{verdict} in {', '.join(names)}" for verdict, names in sorted(verdicts.items())]
+    place_parts = [f"{kind} in {', '.join(names)}" for kind, names in places.items() if names]
     claim_parts = [f"{kind} in {', '.join(names)}" for kind, names in claims.items() if names]
     splits = min(len(find_common_seeds(table)) for table in tables)
     alone = " One split and one seed are no finding about a method." if splits < 2 else ""
     return [
         f"- The order of the rows by Dice is {'; '.join(order_parts)}.",
-        "- The federated row that is best in print, against the row that the table compares with, is "
-        f"{'; '.join(claim_parts)}.{alone}",
+        f"- The federated row that is best in print is {'; '.join(place_parts)}.",
+        f"- Against the row that its table compares with, {'; '.join(claim_parts)}.{alone}",
         "",
     ]
 
