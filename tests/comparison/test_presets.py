@@ -184,6 +184,12 @@ def test_the_name_of_a_row_stands_for_all_its_points_of_the_grid() -> None:
     assert [row.label for row in rows] == [f"FedDice, rounds={rounds}" for rounds in (10, 50, 100)]
 
 
+def test_a_label_with_a_comma_is_chosen_by_its_name() -> None:
+    grid = planned("fedevi-table1", {"methods": ["FedAvg", "batch norm", "FedAvg", "FedBN"], "seeds": 1})
+
+    assert [row.label for row in grid.rows] == ["FedAvg", "FedBN", "FedAvg, batch norm"]
+
+
 def test_rows_that_differ_in_rounds_are_read_off_one_run() -> None:
     labels = ["FedDice, rounds=10", "FedDice, rounds=50", "FedDice, rounds=100", "SAFCF, rounds=50"]
     rows, _, notes = list_preset_rows(papers.load("safcf-table1"), ["data.phantom.dimensions=3"], labels)

@@ -73,10 +73,11 @@ def list_preset_rows(
     if plan is None:
         plan = plan_named_data(preset, chosen, rest)
     labels = list(dict.fromkeys(name for cell in preset.list_runs() for name in (cell.row, cell.label)))
-    for label in only or ():
+    only = join_labels(only or (), labels)
+    for label in only:
         if label not in labels:
             raise ConfigError(
-                f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {', '.join(labels)}."
+                f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {'; '.join(labels)}."
             )
     rows, notes = [], []
     departures = Departures()
@@ -106,6 +107,22 @@ def list_preset_rows(
     kept = seeds[: plan.scale.count("seeds", len(seeds))]
     notes += [*plan.notes, *departures.sentences(plan.scale), *describe_overrides(rest)]
     return rows, kept, notes
+
+
+def join_labels(names: Sequence[str], labels: Collection[str]) -> list[str]:
+    """Names that were split at commas, put together again where a label has one.
+
+    >>> join_labels(["FedAvg", "No FL", "T1"], ["FedAvg", "No FL, T1"])
+    ['FedAvg', 'No FL, T1']
+    """
+    joined = []
+    rest = list(names)
+    while rest:
+        ends = range(len(rest), 0, -1)
+        count = next((end for end in ends if ", ".join(rest[:end]) in labels), 1)
+        joined.append(", ".join(rest[:count]))
+        del rest[:count]
+    return joined
 
 
 def plan_named_data(preset: papers.PaperPreset, chosen: str, overrides: Sequence[str]) -> PaperPlan:
