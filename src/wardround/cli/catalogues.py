@@ -185,7 +185,7 @@ def count_data(preset: Any, places: list[str], folder: Path, scale: Any, overrid
     from wardround.papers.data import prepare_data
 
     names = choose_federations(preset, overrides)
-    table = count_table(preset, prepare_data(preset, names, places, folder / "data", scale)[0])
+    table = count_table(preset, *prepare_data(preset, names, places, folder / "data", scale))
     write_text(folder / "table-images.md", table.markdown() + "\n")
     write_text(folder / "table-images.csv", table.csv())
     return table

@@ -18,7 +18,7 @@ from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS, PX
 from wardround.papers import presets as papers
-from wardround.papers.data import SEED, SYNTHETIC, PaperData, prepare_data
+from wardround.papers.data import SEED, PaperData, prepare_data
 from wardround.papers.scaling import WHOLE, Scale
 from wardround.tables import Spread
 from wardround.text import suggest
@@ -165,12 +165,8 @@ def plan_paper(
     places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
     """
     names = choose_federations(preset, overrides)
-    federations, missing = prepare_data(preset, names, places, folder / "data", scale)
-    notes = [*missing, *dict.fromkeys(note for data in federations.values() for note in data.notes)]
-    if SYNTHETIC in places:
-        notes.insert(
-            0, "Data: synthetic, in the layout of the paper's sets. Printed numbers are not comparable."
-        )
+    federations, notes = prepare_data(preset, names, places, folder / "data", scale)
+    notes += dict.fromkeys(note for data in federations.values() for note in data.notes)
     plan = PaperPlan(federations, scale, notes)
     rows, own_seeds, notes = list_preset_rows(preset, overrides, only, plan)
     chosen = own_seeds if seeds is None else parse_seeds(seeds, own_seeds[0])

@@ -88,23 +88,23 @@ class PaperData:
 def prepare_data(
     preset: PaperPreset, names: Sequence[str], places: Sequence[str], out: Path, scale: Scale
 ) -> tuple[dict[str, PaperData], list[str]]:
-    """The federations that can be made from the places given, and why others cannot.
+    """The federations that can be made from the places given, and notes: why others cannot be.
 
     names: which federations; places: folders, files federation.yaml, or `synthetic`.
     """
+    for place in places:
+        if place != SYNTHETIC and not (place and Path(place).exists()):
+            raise ConfigError(f"--data: '{place}' does not exist. Give a folder, or: --data {SYNTHETIC}")
     out = out.absolute()
     given = [place if place == SYNTHETIC else str(Path(place).absolute()) for place in places]
     for name in names:
         check_origin(out, name, given, scale)
     out.mkdir(parents=True, exist_ok=True)
-    folders = [
-        make_synthetic(preset, names, out, scale) if place == SYNTHETIC else Path(place) for place in places
-    ]
-    for folder in folders:
-        if not folder.exists():
-            raise ConfigError(f"--data: {folder} does not exist. Give a folder, or: --data {SYNTHETIC}")
+    folders = [make_synthetic(preset, out, scale) if place == SYNTHETIC else Path(place) for place in places]
     made: dict[str, PaperData] = {}
-    missing = []
+    notes = []
+    if SYNTHETIC in places:
+        notes = ["Data: synthetic, in the layout of the paper's sets. Printed numbers are not comparable."]
     sources = {name: list_sources(preset.datasets[name]) for name in names}
     stand_in = all(own == sources[names[0]] for own in sources.values())
     read = cache(read_own)
@@ -117,22 +117,22 @@ def prepare_data(
             made[name] = write_federation(name, preset.datasets[name], found, out, scale)
             note_origin(out, name, given, scale)
         except DataError as error:
-            missing.append(f"Not run: {name} ({str(error).rstrip('.')}).")
+            notes.append(f"Not run: {name} ({str(error).rstrip('.')}).")
     if not made:
         if not stand_in:
-            missing.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
-        raise DataError(" ".join(missing))
-    return made, missing
+            notes.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
+        raise DataError(" ".join(notes))
+    return made, notes
 
 
-def make_synthetic(preset: PaperPreset, names: Sequence[str], out: Path, scale: Scale) -> Path:
-    """All sets of some federations in the layout of their cards; made once."""
+def make_synthetic(preset: PaperPreset, out: Path, scale: Scale) -> Path:
+    """All sets of a preset in the layout of their cards; made once, so that a later call may take others."""
     folder = out / SYNTHETIC
     if folder.exists():
         return folder
     sets: dict[str, dict[str, int]] = {}
     sides: dict[str, tuple[int, ...]] = {}
-    for federation in (preset.datasets[name] for name in names):
+    for federation in preset.datasets.values():
         for source in federation.clients.values():
             count = 12 if federation.slices is not None else source.size or 100  # of slices: volumes
             sets.setdefault(source.dataset, {})[source.key] = scale.count("cases", count)
@@ -203,8 +203,8 @@ def read_card(card: DatasetPreset, folder: Path, out: Path) -> FoundData:
 
 
 def read_own(place: Path) -> FoundData:
-    """The cases of a federation.yaml, or of a folder in any layout that `wardround data init` reads."""
-    if place.is_file():
+    """The cases of a federation.yaml, or of a folder or list that `wardround data init` reads."""
+    if place.suffix in (".yaml", ".yml"):
         file, base = federation_file.load(place), place.parent
     else:
         file, base = propose([place], watch=log.info).file, Path()
@@ -319,8 +319,10 @@ def write_federation(
     """The list and the federation.yaml, with the paper's split, partition and preparation."""
     cuts = federation.slices if found.dimensions == 3 else None
     if found.dimensions != federation.dimensions and cuts is None:
-        hint = "; wardround data slices cuts volumes" if found.dimensions == 3 else ""
-        raise DataError(f"it has {federation.dimensions}D images, those given are {found.dimensions}D{hint}")
+        hint = "wardround data slices cuts volumes" if found.dimensions == 3 else "choose another table"
+        raise DataError(
+            f"its images are {federation.dimensions}D, those given are {found.dimensions}D; {hint}"
+        )
     entries = list(found.entries)
     notes = [*found.notes, *count_cases(federation, entries)]
     partition = PartitionSettings(seed=SEED)
