@@ -1,5 +1,6 @@
 """A paper's table as a comparison: its rows and seeds, and the printed numbers beside ours."""
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -255,5 +256,6 @@ def test_every_preset_runs_from_data_in_its_true_layout_to_the_page(name: str, t
     if table is not None:
         assert {row[0] for row in table.rows} <= set(preset.published.rows)
         assert {row[0] for row in table.rows} == {row.label for row in grid.rows} & set(preset.published.rows)
-    assert "Scaled to 0.01" in write_report([tmp_path]).read_text(encoding="utf-8")
+    page = unescape(write_report([tmp_path]).read_text(encoding="utf-8"))
+    assert "Scaled to 0.01" in page and all(note in page for note in preset.published.notes)
     assert all((tmp_path / f"figures/{kind}.png").exists() for kind in preset.figures)

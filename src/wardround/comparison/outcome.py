@@ -184,7 +184,7 @@ class Comparison:
         if preset is not None:
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
             about = describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic)
-            print_notes = [about, *preset.published.cautions]
+            print_notes = [about, *preset.published.notes, *preset.published.cautions]
         return Sheet(
             title=self.name,
             rows=rows,

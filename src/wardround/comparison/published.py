@@ -80,7 +80,10 @@ def published_table(sheet: Sheet, metric: str) -> Table | None:
     entry = METRICS[metric]
     agreement = compare_order(sheet, metric)
     order = [] if agreement is None else [agreement.sentence(entry.label)]
-    caption = " ".join(["Difference: measured minus printed.", *order, *sheet.notes, *sheet.print_notes])
+    over = f" Measured: mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ""
+    caption = " ".join(
+        [f"Difference: measured minus printed.{over}", *order, *sheet.notes, *sheet.print_notes]
+    )
     heads = ["method", "column", "printed", "measured", "difference"]
     return Table(
         f"{sheet.title}: {entry.title_in(sheet.lengths)} beside the paper's", heads, lines, caption, WIDTH
