@@ -123,6 +123,13 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
 
 
+def test_one_client_of_the_paper_is_no_federation_so_the_others_stay(tmp_path: Path) -> None:
+    folder = write_centres(tmp_path / "mine", ("cvc_colondb", "north", "south"))
+    made, _ = prepare_data(load("fedevi-table1"), ["polyp"], [str(folder)], tmp_path / "out", SMALL)
+    assert read(made["polyp"]).listing.clients == ["colondb", "north", "south"]
+    assert "3 clients instead of 4." in made["polyp"].notes
+
+
 def test_images_of_other_dimensions_are_refused_by_name(tmp_path: Path) -> None:
     folder = write_centres(tmp_path / "mine", ("north", "south"), cases=1)
     with pytest.raises(DataError, match=r"brain \(its images are 3D, those given are 2D; choose another"):

@@ -177,8 +177,9 @@ def find_data(
     for folder in folders:
         own = read(folder)
         clients = match_clients(federation, sorted({entry.client for entry in own.entries}))
-        if (clients and not {*clients.values()} & set(shared)) or (stand_in and len(folders) == 1):
-            return stand_in_for(federation, own, clients)
+        whole = stand_in and len(folders) == 1
+        if (clients and not {*clients.values()} & set(shared)) or whole:
+            return stand_in_for(federation, own, clients, all_clients=whole and len(clients) < 2)
     raise DataError(next(iter(troubles.values())))
 
 
@@ -288,16 +289,21 @@ def squeeze(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[str, str]) -> FoundData:
-    """Other data: clients that are the paper's take their names, and with any of them the others go."""
+def stand_in_for(
+    federation: PaperFederation, own: FoundData, clients: Mapping[str, str], *, all_clients: bool
+) -> FoundData:
+    """Other data: clients that are the paper's take their names.
+
+    all_clients: keep the others too, as where one client or none is the paper's.
+    """
     notes = list(own.notes)
-    entries = list(own.entries)
-    if clients:
-        others = sorted({entry.client for entry in entries} - set(clients))
-        notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
-        entries = [replace(e, client=clients[e.client]) for e in entries if e.client in clients]
-        read = [f"{old} as {new}" for old, new in clients.items() if old != new]
-        notes += [f"Clients: {', '.join(read)}."] if read else []
+    others = [] if all_clients else sorted({entry.client for entry in own.entries} - set(clients))
+    notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
+    entries = [
+        replace(e, client=clients.get(e.client, e.client)) for e in own.entries if e.client not in others
+    ]
+    read = [f"{old} as {new}" for old, new in clients.items() if old != new]
+    notes += [f"Clients: {', '.join(read)}."] if read else []
     labels, regions = own.labels, own.regions
     if federation.one_class is not None:
         labels, regions = join_classes(federation, [own]), {}
