@@ -12,6 +12,7 @@ from PIL import Image
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
+from wardround.papers import data
 from wardround.papers.data import PaperData, match_clients, prepare_data
 from wardround.papers.presets import load
 from wardround.papers.scaling import WHOLE, Scale
@@ -176,6 +177,16 @@ def test_a_list_of_cases_is_read_as_data_init_reads_it(tmp_path: Path) -> None:
     places = [str(tmp_path / "cases.csv")]
     made, _ = prepare_data(load("fedevi-table1"), ["polyp"], places, tmp_path / "out", SMALL)
     assert read(made["polyp"]).listing.clients == ["etis", "kvasir"]
+
+
+def test_synthetic_sets_as_large_as_the_papers_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare("fedevi-table1", tmp_path / "small")
+    assert not caplog.messages
+    monkeypatch.setattr(data, "MANY_VOXELS", 0)
+    prepare("fedevi-table1", tmp_path / "large")
+    assert "28 cases of synthetic data" in caplog.text and "--scale 0.01" in caplog.text
 
 
 def test_synthetic_sets_are_there_for_a_federation_that_is_chosen_later(tmp_path: Path) -> None:

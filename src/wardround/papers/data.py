@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 
 SYNTHETIC = "synthetic"
 SEED = 42  # of splits and of dealing cases
+MANY_VOXELS = 10**9  # more take longer than a few minutes
 FEWEST_LETTERS = 3  # of a client's name that is found inside another
 
 
@@ -138,6 +140,13 @@ def make_synthetic(preset: PaperPreset, out: Path, scale: Scale) -> Path:
             sets.setdefault(source.dataset, {})[source.key] = scale.count("cases", count)
             size = federation.size or load_preset(source.dataset).prepare.size or ()
             sides[source.dataset] = tuple(side + 8 for side in scale.size(size))
+    cases = sum(sum(clients.values()) for clients in sets.values())
+    voxels = sum(sum(clients.values()) * math.prod(sides[dataset]) for dataset, clients in sets.items())
+    if voxels > MANY_VOXELS:
+        log.warning(
+            "%s of synthetic data are made, which takes long. To see that a table runs: --scale 0.01",
+            format_count(cases, "case"),
+        )
     partial = out / f"partial-{SYNTHETIC}"
     shutil.rmtree(partial, ignore_errors=True)
     for dataset, clients in sets.items():
