@@ -269,6 +269,18 @@ def test_a_folder_of_a_single_run_is_refused(tmp_path: Path) -> None:
         compare(values({}), output=tmp_path)
 
 
+def test_files_of_others_are_not_replaced(quick: None, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("my own", encoding="utf-8")
+
+    with raises(ConfigError, match=r"report\.html is not of a comparison"):
+        compare(values({}), output=tmp_path)
+    with raises(ConfigError, match=r"report\.html is a file"):
+        compare(values({}), output=page)
+    (tmp_path / ".lock").touch()  # of a comparison
+    assert plan_comparison(values({}), {}, tmp_path)[1] == tmp_path
+
+
 @mark.parametrize("text", [None, "{", "{}", '{"version": 99}'])
 def test_what_is_no_comparison_is_told(text: str | None, tmp_path: Path) -> None:
     if text is not None:
