@@ -254,6 +254,14 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
 # Mistakes
 
 
+def test_cases_that_cannot_be_used_are_counted_in_the_caption(quick: None, tmp_path: Path) -> None:
+    found = compare(values({}), output=tmp_path)
+    for cell in found.cells:
+        (cell.folder / "left_out.json").write_text('{"north": {"p1": "cannot be read", "p2": "is empty"}}')
+
+    assert "cannot be used: north 2; left_out.json" in Comparison.load(tmp_path).table().caption
+
+
 def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> None:
     grid, folder = plan_comparison(values({}), {}, tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
