@@ -254,6 +254,14 @@ def test_a_cell_whose_process_outlived_a_kill_is_waited_for(
 # Mistakes
 
 
+def test_cases_that_cannot_be_used_are_counted_in_the_caption(quick: None, tmp_path: Path) -> None:
+    found = compare(values({}), output=tmp_path)
+    for cell in found.cells:
+        (cell.folder / "left_out.json").write_text('{"north": {"p1": "cannot be read", "p2": "is empty"}}')
+
+    assert "cannot be used: north 2; left_out.json" in Comparison.load(tmp_path).table().caption
+
+
 def test_two_comparisons_do_not_share_a_folder(quick: None, tmp_path: Path) -> None:
     grid, folder = plan_comparison(values({}), {}, tmp_path)
     with (tmp_path / ".lock").open("w") as lock:
@@ -267,6 +275,18 @@ def test_a_folder_of_a_single_run_is_refused(tmp_path: Path) -> None:
 
     with raises(ConfigError, match="contains a single run"):
         compare(values({}), output=tmp_path)
+
+
+def test_files_of_others_are_not_replaced(quick: None, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("my own", encoding="utf-8")
+
+    with raises(ConfigError, match=r"report\.html is not of a comparison"):
+        compare(values({}), output=tmp_path)
+    with raises(ConfigError, match=r"report\.html is a file"):
+        compare(values({}), output=page)
+    (tmp_path / ".lock").touch()  # of a comparison
+    assert plan_comparison(values({}), {}, tmp_path)[1] == tmp_path
 
 
 @mark.parametrize("text", [None, "{", "{}", '{"version": 99}'])

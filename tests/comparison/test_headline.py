@@ -98,3 +98,16 @@ def test_the_weakest_of_clients_scored_in_different_structures_comes_with_a_warn
     assert headline("kidney").endswith(
         "0.400. Clients are scored in different structures, so compare them structure by structure."
     )
+
+
+def test_rows_on_other_data_are_not_ranked_beside_the_best() -> None:
+    def row(label: str, data: str, value: float) -> RowScores:
+        cases = {CaseKey(f"client of {data}", "1", f"organ of {data}"): value}
+        return RowScores(label, {(0, None): Replicate(0, None, {"dice": cases})}, data=data)
+
+    rows = [row("a", "T1", 0.4), row("a, T2", "T2", 0.8), row("b", "T1", 0.5), row("b, T2", "T2", 0.9)]
+    sheet = Sheet("toy", rows, "a", ["dice"])
+    text = as_text(describe_headline(sheet, compute_statistics(sheet, "dice"), {}))
+
+    assert text.startswith("b has the highest mean test Dice: 0.500.") and "structures" not in text
+    assert text.endswith("On other data the best is b, T2 0.900.")

@@ -1,5 +1,6 @@
 """A paper's table as a comparison: its rows and seeds, and the printed numbers beside ours."""
 
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,12 @@ def test_the_name_of_a_row_stands_for_all_its_points_of_the_grid() -> None:
     assert [row.label for row in rows] == [f"FedDice, rounds={rounds}" for rounds in (10, 50, 100)]
 
 
+def test_a_label_with_a_comma_is_chosen_by_its_name() -> None:
+    grid = planned("fedevi-table1", {"methods": ["FedAvg", "batch norm", "FedAvg", "FedBN"], "seeds": 1})
+
+    assert [row.label for row in grid.rows] == ["FedAvg", "FedBN", "FedAvg, batch norm"]
+
+
 def test_rows_that_differ_in_rounds_are_read_off_one_run() -> None:
     labels = ["FedDice, rounds=10", "FedDice, rounds=50", "FedDice, rounds=100", "SAFCF, rounds=50"]
     rows, _, notes = list_preset_rows(papers.load("safcf-table1"), ["data.phantom.dimensions=3"], labels)
@@ -249,5 +256,6 @@ def test_every_preset_runs_from_data_in_its_true_layout_to_the_page(name: str, t
     if table is not None:
         assert {row[0] for row in table.rows} <= set(preset.published.rows)
         assert {row[0] for row in table.rows} == {row.label for row in grid.rows} & set(preset.published.rows)
-    assert "Scaled to 0.01" in write_report([tmp_path]).read_text(encoding="utf-8")
+    page = unescape(write_report([tmp_path]).read_text(encoding="utf-8"))
+    assert "Scaled to 0.01" in page and all(note in page for note in preset.published.notes)
     assert all((tmp_path / f"figures/{kind}.png").exists() for kind in preset.figures)

@@ -76,6 +76,12 @@ def test_the_order_counts_pairs_and_names_the_best_in_print() -> None:
     assert "c, the best in print, is number 2 of 3 here" in found.sentence("Dice")
 
 
+def test_the_table_says_what_the_spread_of_measured_values_is() -> None:
+    found = sheet([row("a", {"n": [0.5]})], {"a": {"mean": 0.8}}, expected=2)
+    table = published_table(found, "dice")
+    assert table is not None and "Measured: mean ± SD over 2 seeds." in table.caption
+
+
 def test_rows_printed_as_equal_or_measured_on_other_data_are_not_ordered() -> None:
     rows = [row(name, {"n": [0.5]}, group=group) for name, group in (("a", "x"), ("b", "x"), ("c", "y"))]
     equal = {"a": {"mean": 0.1}, "b": {"mean": 0.1}, "c": {"mean": 0.9}}

@@ -274,6 +274,21 @@ def test_a_structure_that_a_client_does_not_have_is_not_available_and_in_no_mean
     assert south[3:] == ["n/a", "n/a", "0"]
 
 
+def test_rows_are_ranked_among_those_with_their_data_and_have_no_lines_for_others() -> None:
+    polyp, prostate = in_regions(polyp=scores(kvasir=[0.5])), in_regions(prostate=scores(ucl=[0.8]))
+    better = in_regions(polyp=scores(kvasir=[0.6])), in_regions(prostate=scores(ucl=[0.9]))
+    rows = [row("a, polyp", polyp, data="polyp"), row("a, prostate", prostate, data="prostate")]
+    rows += [row("b, polyp", better[0], data="polyp"), row("b, prostate", better[1], data="prostate")]
+    table, by_client = score_table(sheet(*rows), "dice"), hospital_table(sheet(*rows), "dice")
+
+    assert [cell(table, each.label, "mean").rank for each in rows] == [2, 2, 1, 1]
+    assert "second underlined, among rows with the same data." in table.caption
+    assert [line[0] for line in table.rows if line[1] == "polyp"] == ["a, polyp", "b, polyp"]
+    assert {(line[0], line[1]) for line in by_client.rows} == {
+        ("kvasir", "a, polyp"), ("kvasir", "b, polyp"), ("ucl", "a, prostate"), ("ucl", "b, prostate"),
+    }  # fmt: skip
+
+
 def test_every_client_has_its_score_with_an_interval_and_the_number_of_cases() -> None:
     """Of one seed the interval is that of a run's own table: Student's t over the cases' means."""
     values = [0.5, 0.6, 0.7, 0.8]

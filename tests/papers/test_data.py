@@ -12,6 +12,7 @@ from PIL import Image
 from wardround.data.serving.loading import RealData
 from wardround.data.settings import DataSettings
 from wardround.errors import ConfigError, DataError
+from wardround.papers import data
 from wardround.papers.data import PaperData, match_clients, prepare_data
 from wardround.papers.presets import load
 from wardround.papers.scaling import WHOLE, Scale
@@ -123,9 +124,16 @@ def test_other_clients_stand_in_only_where_it_is_clear_for_whom(tmp_path: Path) 
         prepare_data(load("fedevi-table4"), ["polyp", "prostate"], [str(folder)], out, SMALL)
 
 
+def test_one_client_of_the_paper_is_no_federation_so_the_others_stay(tmp_path: Path) -> None:
+    folder = write_centres(tmp_path / "mine", ("cvc_colondb", "north", "south"))
+    made, _ = prepare_data(load("fedevi-table1"), ["polyp"], [str(folder)], tmp_path / "out", SMALL)
+    assert read(made["polyp"]).listing.clients == ["colondb", "north", "south"]
+    assert "3 clients instead of 4." in made["polyp"].notes
+
+
 def test_images_of_other_dimensions_are_refused_by_name(tmp_path: Path) -> None:
     folder = write_centres(tmp_path / "mine", ("north", "south"), cases=1)
-    with pytest.raises(DataError, match=r"Not run: brain \(it has 3D images, those given are 2D\)"):
+    with pytest.raises(DataError, match=r"brain \(its images are 3D, those given are 2D; choose another"):
         prepare_data(load("safcf-table2"), ["brain"], [str(folder)], tmp_path / "out", SMALL)
 
 
@@ -154,8 +162,37 @@ def test_an_output_folder_has_one_data_set(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere does not exist.*synthetic"):
-        prepare_data(load("fedevi-table1"), ["polyp"], [str(tmp_path / "nowhere")], tmp_path / "o", WHOLE)
+    for place in (str(tmp_path / "nowhere"), ""):
+        with pytest.raises(ConfigError, match=f"'{place}' does not exist.*synthetic"):
+            prepare_data(load("fedevi-table1"), ["polyp"], [place], tmp_path / "o", WHOLE)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_list_of_cases_is_read_as_data_init_reads_it(tmp_path: Path) -> None:
+    folder = write_centres(tmp_path / "mine", ("kvasir", "etis"), cases=6)
+    lines = ["image,label,centre"]
+    for image in sorted(folder.glob("*/images/*.png")):
+        lines.append(f"{image},{image.parents[1] / 'labels' / image.name},{image.parents[1].name}")
+    (tmp_path / "cases.csv").write_text("\n".join(lines), encoding="utf-8")
+    places = [str(tmp_path / "cases.csv")]
+    made, _ = prepare_data(load("fedevi-table1"), ["polyp"], places, tmp_path / "out", SMALL)
+    assert read(made["polyp"]).listing.clients == ["etis", "kvasir"]
+
+
+def test_synthetic_sets_as_large_as_the_papers_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare("fedevi-table1", tmp_path / "small")
+    assert not caplog.messages
+    monkeypatch.setattr(data, "MANY_VOXELS", 0)
+    prepare("fedevi-table1", tmp_path / "large")
+    assert "28 cases of synthetic data" in caplog.text and "--scale 0.01" in caplog.text
+
+
+def test_synthetic_sets_are_there_for_a_federation_that_is_chosen_later(tmp_path: Path) -> None:
+    for names in (["polyp"], ["polyp", "prostate"]):
+        made, notes = prepare_data(load("fedevi-table5"), names, ["synthetic"], tmp_path, SMALL)
+        assert list(made) == names and "synthetic" in notes[0]
 
 
 def test_names_are_matched_whole_before_in_part() -> None:

@@ -156,11 +156,13 @@ def run(
     """
     configure_logging(debug, quiet or json_)
     from wardround.comparison.presets import plan_paper
+    from wardround.comparison.run import check_folder
     from wardround.papers.presets import load
     from wardround.papers.scaling import WHOLE, Scale
 
     preset, folder = load(name), output or Path("runs") / name
     reduced = WHOLE if scale is None else Scale.parse(scale)
+    check_folder(folder)
     if not preset.list_runs():
         print_rows(count_data(preset, data, folder, reduced, set_ or ()), json_)
         return
@@ -185,7 +187,7 @@ def count_data(preset: Any, places: list[str], folder: Path, scale: Any, overrid
     from wardround.papers.data import prepare_data
 
     names = choose_federations(preset, overrides)
-    table = count_table(preset, prepare_data(preset, names, places, folder / "data", scale)[0])
+    table = count_table(preset, *prepare_data(preset, names, places, folder / "data", scale))
     write_text(folder / "table-images.md", table.markdown() + "\n")
     write_text(folder / "table-images.csv", table.csv())
     return table

@@ -19,6 +19,7 @@ from wardround.comparison.scores import (
     summarise_row,
 )
 from wardround.comparison.statistics import PairedTest
+from wardround.comparison.tables import group_by_data
 from wardround.methods import METHODS
 from wardround.metrics import METRICS
 from wardround.tables import Interval, PValue, one_line, shown
@@ -52,7 +53,7 @@ class Headline:
     best: the best federated row (the only row, if there is one); num_rows: how many it is the best of;
     test: against the reference; references: rows that are not federated methods (local, centralised); alike:
     rows that cannot be told apart from the best, each tested against it; wins: other metrics by which another
-    row is the best, and that row.
+    row is the best, and that row; elsewhere: the best rows on other data.
     """
 
     best: RowSummary
@@ -61,20 +62,25 @@ class Headline:
     references: Sequence[RowSummary] = ()
     alike: Sequence[str] = ()
     wins: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Sequence[RowSummary] = ()
 
 
 def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, str]) -> Headline:
     """methods: the method of each row, to tell references from federated methods."""
     metric = statistics.metric
     clients = sheet.clients(metric)
-    summaries = [summarise_row(row, metric, clients) for row in sheet.rows if row.replicates]
-    federated = [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
+    groups = group_by_data([row for row in sheet.rows if row.replicates])
+    main = max(groups, key=lambda rows: (len(rows) > 1, statistics.reference in {r.label for r in rows}))
+    found = [[summarise_row(row, metric, clients) for row in rows] for rows in groups if rows is not main]
+    elsewhere = [find_best(list_federated(other, methods) or other, metric) for other in found]
+    summaries = [summarise_row(row, metric, clients) for row in main]
+    federated = list_federated(summaries, methods)
     rivals = federated or summaries
     best = find_best(rivals, metric)
     references = [summary for summary in summaries if federated and summary not in federated]
     test = statistics.row(best.label).test
     if len(rivals) < 2:
-        return Headline(best, len(summaries), test, references)
+        return Headline(best, len(summaries), test, references, elsewhere=elsewhere)
     rows = [sheet.row(summary.label) for summary in rivals]
     against = compute_statistics(dataclasses.replace(sheet, rows=rows, reference=best.label), metric)
     alike = [row.label for row in against.rows if row.test is not None and row.test.p_holm >= 0.05]
@@ -84,7 +90,11 @@ def find_headline(sheet: Sheet, statistics: Statistics, methods: Mapping[str, st
         if other != metric
     }
     wins = {other: label for other, label in winners.items() if label != best.label}
-    return Headline(best, len(summaries), test, references, alike, wins)
+    return Headline(best, len(summaries), test, references, alike, wins, elsewhere)
+
+
+def list_federated(summaries: Sequence[RowSummary], methods: Mapping[str, str]) -> list[RowSummary]:
+    return [summary for summary in summaries if not is_reference(methods.get(summary.label, ""))]
 
 
 def find_best(summaries: Sequence[RowSummary], metric: str) -> RowSummary:
@@ -116,7 +126,7 @@ def describe_headline(
     entry, best = METRICS[metric], found.best
     unit = entry.unit_in(sheet.lengths)
     value = [Strong(shown(best.mean)), f" {unit}" if unit else ""]
-    mixed = [MIXED] if sheet.is_mixed(metric) else []
+    mixed = [MIXED] if sheet.is_mixed(best.label, metric) else []
     if found.num_rows == 1:
         num_clients = len(sheet.clients(metric))
         over = "the only client" if num_clients == 1 else f"{num_clients} clients"
@@ -133,7 +143,8 @@ def describe_headline(
         *describe_alike(found), *describe_wins(found),
         *describe_test(found, statistics.reference),
         *describe_weakest(best, " Its weakest client is "), *mixed, *describe_held_out(best),
-        *describe_references(found.references), *(f" {sentence}" for sentence in sheet.partition),
+        *describe_references(found.references), *describe_elsewhere(found.elsewhere),
+        *(f" {sentence}" for sentence in sheet.partition),
     ]  # fmt: skip
 
 
@@ -217,3 +228,14 @@ def describe_references(references: Sequence[RowSummary]) -> list[str]:
         return []
     scores = [[Name(summary.label), " ", shown(summary.mean)] for summary in references]
     return [" For reference: ", *list_parts(scores), "."]
+
+
+def describe_elsewhere(best: Sequence[RowSummary]) -> list[str]:
+    """The best rows on other data, whose scores cannot be ranked beside these."""
+    if not best:
+        return []
+    return [
+        " On other data the best is ",
+        *list_parts([[Name(s.label), " ", shown(s.mean)] for s in best]),
+        ".",
+    ]

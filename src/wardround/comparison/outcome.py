@@ -66,7 +66,7 @@ from wardround.engine.judging.result_tables import read_units
 from wardround.engine.outcome import read_status
 from wardround.engine.run_folder import TESTED
 from wardround.errors import CheckpointError, ConfigError
-from wardround.files import write_json, write_text
+from wardround.files import parse_json, write_json, write_text
 from wardround.metrics import METRICS, combine_units
 from wardround.papers import presets as papers
 from wardround.tables import Table
@@ -97,6 +97,11 @@ class StoredCell:
     def read_result(self) -> dict[str, Any]:
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
         return result
+
+    def read_left_out(self) -> dict[str, dict[str, str]]:
+        """Client -> case -> why it could not be used."""
+        path = self.folder / "left_out.json"
+        return parse_json(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 class Results(Mapping[str, Result]):
@@ -184,7 +189,7 @@ class Comparison:
         if preset is not None:
             synthetic = any(is_synthetic(json.loads(row.data)) for row in rows if row.data)
             about = describe_published(preset, self.rows, sorted(clients), self.lengths, synthetic)
-            print_notes = [about, *preset.published.cautions]
+            print_notes = [about, *preset.published.notes, *preset.published.cautions]
         return Sheet(
             title=self.name,
             rows=rows,
@@ -195,7 +200,7 @@ class Comparison:
             held_out=bool(facts["held_out"]),
             published={} if preset is None else list_printed_values(preset, clients, self.lengths),
             print_notes=print_notes,
-            notes=facts["notes"],
+            notes=[*facts["notes"], *describe_left_out(self.cells)],
             lengths=self.lengths,
             partition=join_origins(run for runs in self.runs.values() for run in runs),
         )
@@ -348,6 +353,18 @@ def read_replicate(cells: Sequence[StoredCell], after: int | None = None) -> Rep
                 marked = {key._replace(case=f"{key.case}\x1f{cell.name}"): v for key, v in values.items()}
                 seen.setdefault(metric, {}).update(marked)
     return Replicate(cells[0].seed, cells[0].fold, scores, seen)
+
+
+def describe_left_out(cells: Sequence[StoredCell]) -> list[str]:
+    """How many cases of each client no run could use, for the captions."""
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        for client, cases in cell.read_left_out().items() if cell.is_done else ():
+            found.setdefault(client, set()).update(cases)
+    if not found:
+        return []
+    counts = ", ".join(f"{client} {len(cases)}" for client, cases in sorted(found.items()))
+    return [f"Left out, as cases that cannot be used: {counts}; left_out.json of each run says why."]
 
 
 def drop_fold(settings: Any) -> Any:

@@ -18,7 +18,7 @@ from wardround.comparison.tables import MEAN, WEIGHTED
 from wardround.errors import ConfigError
 from wardround.metrics import METRICS, PX
 from wardround.papers import presets as papers
-from wardround.papers.data import SEED, SYNTHETIC, PaperData, prepare_data
+from wardround.papers.data import SEED, PaperData, prepare_data
 from wardround.papers.scaling import WHOLE, Scale
 from wardround.tables import Spread
 from wardround.text import suggest
@@ -73,10 +73,11 @@ def list_preset_rows(
     if plan is None:
         plan = plan_named_data(preset, chosen, rest)
     labels = list(dict.fromkeys(name for cell in preset.list_runs() for name in (cell.row, cell.label)))
-    for label in only or ():
+    only = join_labels(only or (), labels)
+    for label in only:
         if label not in labels:
             raise ConfigError(
-                f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {', '.join(labels)}."
+                f"{preset.name} has no row '{label}'.{suggest(label, labels)} Rows: {'; '.join(labels)}."
             )
     rows, notes = [], []
     departures = Departures()
@@ -106,6 +107,22 @@ def list_preset_rows(
     kept = seeds[: plan.scale.count("seeds", len(seeds))]
     notes += [*plan.notes, *departures.sentences(plan.scale), *describe_overrides(rest)]
     return rows, kept, notes
+
+
+def join_labels(names: Sequence[str], labels: Collection[str]) -> list[str]:
+    """Names that were split at commas, put together again where a label has one.
+
+    >>> join_labels(["FedAvg", "No FL", "T1"], ["FedAvg", "No FL, T1"])
+    ['FedAvg', 'No FL, T1']
+    """
+    joined = []
+    rest = list(names)
+    while rest:
+        ends = range(len(rest), 0, -1)
+        count = next((end for end in ends if ", ".join(rest[:end]) in labels), 1)
+        joined.append(", ".join(rest[:count]))
+        del rest[:count]
+    return joined
 
 
 def plan_named_data(preset: papers.PaperPreset, chosen: str, overrides: Sequence[str]) -> PaperPlan:
@@ -148,12 +165,8 @@ def plan_paper(
     places: folders, files federation.yaml, or `synthetic`; folder: of the comparison, which gets the lists.
     """
     names = choose_federations(preset, overrides)
-    federations, missing = prepare_data(preset, names, places, folder / "data", scale)
-    notes = [*missing, *dict.fromkeys(note for data in federations.values() for note in data.notes)]
-    if SYNTHETIC in places:
-        notes.insert(
-            0, "Data: synthetic, in the layout of the paper's sets. Printed numbers are not comparable."
-        )
+    federations, notes = prepare_data(preset, names, places, folder / "data", scale)
+    notes += dict.fromkeys(note for data in federations.values() for note in data.notes)
     plan = PaperPlan(federations, scale, notes)
     rows, own_seeds, notes = list_preset_rows(preset, overrides, only, plan)
     chosen = own_seeds if seeds is None else parse_seeds(seeds, own_seeds[0])

@@ -25,7 +25,7 @@ from wardround.comparison.statistics import (
     resample_means,
     take_quantiles,
 )
-from wardround.comparison.tables import MEAN, WEIGHTED, WIDTH, score_columns
+from wardround.comparison.tables import MEAN, WEIGHTED, WIDTH, group_rows, score_columns
 from wardround.metrics import METRICS
 from wardround.tables import Interval, Spread, Table
 from wardround.text import format_count
@@ -80,7 +80,10 @@ def published_table(sheet: Sheet, metric: str) -> Table | None:
     entry = METRICS[metric]
     agreement = compare_order(sheet, metric)
     order = [] if agreement is None else [agreement.sentence(entry.label)]
-    caption = " ".join(["Difference: measured minus printed.", *order, *sheet.notes, *sheet.print_notes])
+    over = f" Measured: mean ± SD over {sheet.expected} {sheet.over}." if sheet.expected > 1 else ""
+    caption = " ".join(
+        [f"Difference: measured minus printed.{over}", *order, *sheet.notes, *sheet.print_notes]
+    )
     heads = ["method", "column", "printed", "measured", "difference"]
     return Table(
         f"{sheet.title}: {entry.title_in(sheet.lengths)} beside the paper's", heads, lines, caption, WIDTH
@@ -97,16 +100,12 @@ def find_printed(sheet: Sheet, label: str, metric: str) -> Printed:
 def compare_order(sheet: Sheet, metric: str) -> OrderAgreement | None:
     """Pairs of rows in the printed order; None where fewer than two rows can be compared."""
     rows = [row for row in sheet.rows if row.replicates and find_printed(sheet, row.label, metric)]
-    groups: dict[str, list[RowScores]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row)
-    if all(len(group) < 2 for group in groups.values()):
-        groups = {"": rows}
+    groups = group_rows(rows, lambda row: row.group)
     loss = metric_loss(metric)
     printed = {row.label: loss(summarise_print(find_printed(sheet, row.label, metric))) for row in rows}
     pairs = [
         (one.label, other.label)
-        for group in groups.values()
+        for group in groups
         for one, other in itertools.combinations(group, 2)
         if printed[one.label] != printed[other.label]
     ]
@@ -117,7 +116,7 @@ def compare_order(sheet: Sheet, metric: str) -> OrderAgreement | None:
     draws = {label: np.vectorize(loss)(resample_means(scores)) for label, scores in pooled.items()}
     same, other = count_pairs(pairs, printed, {label: np.array([v]) for label, v in ours.items()})
     low, high = take_quantiles(np.subtract(*count_pairs(pairs, printed, draws)) / len(pairs))
-    group = max(reversed(groups.values()), key=len)  # the last one: after most rounds
+    group = max(reversed(groups), key=len)  # the last one: after most rounds
     best = min(group, key=lambda row: printed[row.label]).label
     place = 1 + sum(ours[row.label] < ours[best] for row in group)
     level = sum(ours[row.label] == ours[best] for row in group) - 1

@@ -38,6 +38,8 @@ from wardround.text import suggest
 from wardround.yaml_file import apply_override, read_yaml
 
 ConfigSource = str | Path | Mapping[str, Any] | Config
+LOCK = ".lock"  # stays, so that a folder is known to be a comparison's
+ENTRIES = ("report.html", "statistics.json", "figures")
 
 
 class ComparisonOptions(TypedDict, total=False):
@@ -202,9 +204,24 @@ def choose_folder(rows: Sequence[Row], output: str | Path | None, name: str) -> 
     """Where the comparison goes: what was asked for, the configuration's output, or runs/<name>."""
     given = output if output is not None else rows[0].settings.get("output")
     folder = Path(given) if given is not None else Path("runs") / file_name(name)
+    check_folder(folder)
+    return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse to write among the files of a single run, or over files that are no comparison's."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file. Write the comparison elsewhere with -o FOLDER.")
     if (folder / "config.yaml").exists():
         raise ConfigError(f"{folder} contains a single run. Write the comparison elsewhere with -o FOLDER.")
-    return folder
+    if (folder / LOCK).exists() or (folder / "comparison.json").exists():
+        return
+    foreign = next((name for name in ENTRIES if (folder / name).exists()), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"{folder / foreign} is not of a comparison, which would replace it. Write elsewhere with "
+            "-o FOLDER."
+        )
 
 
 # Running
@@ -317,7 +334,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """Two comparisons must not write one folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = (folder / LOCK).open("w")
     except OSError as error:
         raise ConfigError(f"folder {folder} cannot be written: {error.strerror}.") from None
     with file:

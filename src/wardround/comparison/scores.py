@@ -153,13 +153,12 @@ class Sheet:
         parts = [part for row in self.rows for part in row.scores(metric)]
         return list(dict.fromkeys(key.region for part in parts for key in part))
 
-    def is_mixed(self, metric: str) -> bool:
+    def is_mixed(self, label: str, metric: str) -> bool:
         """Whether clients are scored in different structures, as where they annotate different ones."""
         found: dict[str, set[str]] = {}
-        for row in self.rows:
-            for part in row.scores(metric):
-                for key in part:
-                    found.setdefault(key.client, set()).add(key.region)
+        for part in self.row(label).scores(metric):
+            for key in part:
+                found.setdefault(key.client, set()).add(key.region)
         return len({tuple(sorted(own)) for own in found.values()}) > 1
 
     @property

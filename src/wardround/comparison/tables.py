@@ -9,6 +9,7 @@ from typing import Any
 
 from wardround.comparison.scores import (
     ClientEstimate,
+    RowScores,
     RowStatistics,
     RowSummary,
     Sheet,
@@ -51,12 +52,12 @@ def score_table(sheet: Sheet, metric: str) -> Table:
     differ in it.
     """
     columns, structures = score_columns(sheet, metric), summarise_structures(sheet, metric)
+    loss = metric_loss(metric)
     rows: list[list[Any]] = []
-    for structure, summaries in structures.items():
+    for structure, every in structures.items():
+        summaries = [summary for summary in every if is_measured(summary)]
         marked = [
-            rank_values(
-                [value_of(summary) for summary in summaries], abs if heading == SD else metric_loss(metric)
-            )
+            rank_rows(sheet, {s.label: value_of(s) for s in summaries}, abs if heading == SD else loss)
             for heading, value_of in columns
         ]
         for number, summary in enumerate(summaries):
@@ -84,6 +85,11 @@ def summarise_structures(sheet: Sheet, metric: str) -> dict[str, list[RowSummary
     }
 
 
+def is_measured(summary: RowSummary) -> bool:
+    """Whether a row has cases of a structure, or is not finished; data of other rows may not contain it."""
+    return bool(summary.num_values or summary.unseen or not summary.num_replicates)
+
+
 def name_row(sheet: Sheet, label: str) -> list[str]:
     """The first cells of a row: the method, and its objective where rows differ in it."""
     return [label, *([sheet.objectives[label]] if sheet.objectives else [])]
@@ -98,12 +104,18 @@ def list_heads(sheet: Sheet, metric: str) -> list[str]:
 def hospital_table(sheet: Sheet, metric: str) -> Table:
     """One row a client and method, with the number of cases and the 95 % interval beside each score."""
     rows: list[list[Any]] = []
-    for structure, summaries in summarise_structures(sheet, metric).items():
-        for client in [*sheet.clients(metric), *sheet.unseen_clients(metric)]:
-            found = [s.clients.get(client) or s.unseen.get(client, Spread(math.nan)) for s in summaries]
-            found = [dataclasses.replace(value, sd=None) for value in found]  # the interval says it
-            shown = mark_held_out(client) if client in sheet.unseen_clients(metric) else client
-            for summary, value in zip(summaries, rank_values(found, metric_loss(metric)), strict=True):
+    unseen = sheet.unseen_clients(metric)
+    absent = {row.label: list_absent(sheet, row, metric) for row in sheet.rows}
+    for structure, every in summarise_structures(sheet, metric).items():
+        for client in [*sheet.clients(metric), *unseen]:
+            summaries = [s for s in every if is_measured(s) and client not in absent[s.label]]
+            spreads = [s.clients.get(client) or s.unseen.get(client, Spread(math.nan)) for s in summaries]
+            found = {  # without SD: the interval says it
+                s.label: dataclasses.replace(v, sd=None) for s, v in zip(summaries, spreads, strict=True)
+            }
+            shown = mark_held_out(client) if client in unseen else client
+            ranked = rank_rows(sheet, found, metric_loss(metric))
+            for summary, value in zip(summaries, ranked, strict=True):
                 sure = summary.estimates.get(client, ClientEstimate(0, Interval(math.nan, math.nan)))
                 start = [*name_row(sheet, summary.label), *([structure] if structure else [])]
                 rows.append([shown, *start, value, sure.interval, sure.num])
@@ -114,6 +126,15 @@ def hospital_table(sheet: Sheet, metric: str) -> Table:
     return Table(
         f"{title_scores(sheet, metric)} by client", [*heads, "95 % interval", "n"], rows, caption, WIDTH
     )
+
+
+def list_absent(sheet: Sheet, row: RowScores, metric: str) -> set[str]:
+    """Clients of other rows that are not in the data of a finished row."""
+    if not row.replicates:
+        return set()
+    own = {key.client for part in row.scores(metric) for key in part}
+    own |= {key.client for r in row.replicates.values() for key in r.unseen.get(metric, {})}
+    return {*sheet.clients(metric), *sheet.unseen_clients(metric)} - own
 
 
 Column = tuple[str, Callable[[RowSummary], Spread]]  # heading, and what a row has there
@@ -143,6 +164,28 @@ def score_columns(sheet: Sheet, metric: str) -> list[Column]:
         for name in (unseen if len(unseen) <= MOST_CLIENTS else ())
     ]
     return columns
+
+
+def group_rows(rows: Sequence[RowScores], key: Callable[[RowScores], str]) -> list[list[RowScores]]:
+    """Rows whose order means something; all, where each has a key of its own (5 to 80 clients)."""
+    groups: dict[str, list[RowScores]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values()) if len(groups) < len(rows) else [list(rows)]
+
+
+def group_by_data(rows: Sequence[RowScores]) -> list[list[RowScores]]:
+    return group_rows(rows, lambda row: row.data)
+
+
+def rank_rows(sheet: Sheet, values: Mapping[str, Spread], loss: Callable[[float], float]) -> list[Spread]:
+    """Mark the best two of the rows with the same data."""
+    marked = dict(values)
+    for group in group_by_data(sheet.rows):
+        labels = [row.label for row in group if row.label in values]
+        ranked = rank_values([values[label] for label in labels], loss)
+        marked.update(zip(labels, ranked, strict=True))
+    return list(marked.values())
 
 
 def rank_values(values: Sequence[Spread], loss: Callable[[float], float]) -> list[Spread]:
@@ -204,6 +247,7 @@ def score_caption(sheet: Sheet, metric: str, summaries: Sequence[RowSummary]) ->
         sentences.append(FLATTERS)
     if len(sheet.rows) > 1:
         of_rows = ", of rows with the fewest infinite values" if infinite else ""
+        of_rows += ", among rows with the same data" if len(group_by_data(sheet.rows)) > 1 else ""
         sentences.append(f"Best bold, second underlined{of_rows}.")
     return " ".join([*sentences, *sheet.partition, *sheet.notes])
 

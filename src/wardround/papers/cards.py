@@ -135,8 +135,8 @@ def published_table(published: PublishedTable, labels: Sequence[str], columns: S
     return Table("Published", ["run", "column", *metrics], rows, units)
 
 
-def count_table(preset: PaperPreset, made: Mapping[str, PaperData]) -> Table:
-    """A table that counts data: what is printed, and what is there."""
+def count_table(preset: PaperPreset, made: Mapping[str, PaperData], notes: Sequence[str]) -> Table:
+    """A table that counts data: what is printed, and what is there; notes: those of `prepare_data`."""
     rows = []
     for label, columns in preset.published.rows.items():
         for column, values in columns.items():
@@ -146,9 +146,9 @@ def count_table(preset: PaperPreset, made: Mapping[str, PaperData]) -> Table:
                 count = sum(have.values()) if source is None else have.get(source.key, 0)
                 printed = round(next(iter(values.values())).mean)
                 rows.append([label, column, printed, count, count - printed])
-    notes = dict.fromkeys(note for data in made.values() for note in data.notes)
+    own = dict.fromkeys(note for data in made.values() for note in data.notes)
     heads = ["row", "column", "printed", "counted", "difference"]
-    return Table(f"{preset.name}: images", heads, rows, " ".join([*notes, *preset.published.notes]))
+    return Table(f"{preset.name}: images", heads, rows, " ".join([*notes, *own, *preset.published.notes]))
 
 
 def count_decimals(published: PublishedTable, metric: str) -> int:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -56,6 +57,7 @@ log = logging.getLogger(__name__)
 
 SYNTHETIC = "synthetic"
 SEED = 42  # of splits and of dealing cases
+MANY_VOXELS = 10**9  # more take longer than a few minutes
 FEWEST_LETTERS = 3  # of a client's name that is found inside another
 
 
@@ -88,23 +90,23 @@ class PaperData:
 def prepare_data(
     preset: PaperPreset, names: Sequence[str], places: Sequence[str], out: Path, scale: Scale
 ) -> tuple[dict[str, PaperData], list[str]]:
-    """The federations that can be made from the places given, and why others cannot.
+    """The federations that can be made from the places given, and notes: why others cannot be.
 
     names: which federations; places: folders, files federation.yaml, or `synthetic`.
     """
+    for place in places:
+        if place != SYNTHETIC and not (place and Path(place).exists()):
+            raise ConfigError(f"--data: '{place}' does not exist. Give a folder, or: --data {SYNTHETIC}")
     out = out.absolute()
     given = [place if place == SYNTHETIC else str(Path(place).absolute()) for place in places]
     for name in names:
         check_origin(out, name, given, scale)
     out.mkdir(parents=True, exist_ok=True)
-    folders = [
-        make_synthetic(preset, names, out, scale) if place == SYNTHETIC else Path(place) for place in places
-    ]
-    for folder in folders:
-        if not folder.exists():
-            raise ConfigError(f"--data: {folder} does not exist. Give a folder, or: --data {SYNTHETIC}")
+    folders = [make_synthetic(preset, out, scale) if place == SYNTHETIC else Path(place) for place in places]
     made: dict[str, PaperData] = {}
-    missing = []
+    notes = []
+    if SYNTHETIC in places:
+        notes = ["Data: synthetic, in the layout of the paper's sets. Printed numbers are not comparable."]
     sources = {name: list_sources(preset.datasets[name]) for name in names}
     stand_in = all(own == sources[names[0]] for own in sources.values())
     read = cache(read_own)
@@ -117,27 +119,34 @@ def prepare_data(
             made[name] = write_federation(name, preset.datasets[name], found, out, scale)
             note_origin(out, name, given, scale)
         except DataError as error:
-            missing.append(f"Not run: {name} ({str(error).rstrip('.')}).")
+            notes.append(f"Not run: {name} ({str(error).rstrip('.')}).")
     if not made:
         if not stand_in:
-            missing.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
-        raise DataError(" ".join(missing))
-    return made, missing
+            notes.append(f"Your data in place of one of them: --set datasets='{names[0]}'.")
+        raise DataError(" ".join(notes))
+    return made, notes
 
 
-def make_synthetic(preset: PaperPreset, names: Sequence[str], out: Path, scale: Scale) -> Path:
-    """All sets of some federations in the layout of their cards; made once."""
+def make_synthetic(preset: PaperPreset, out: Path, scale: Scale) -> Path:
+    """All sets of a preset in the layout of their cards; made once, so that a later call may take others."""
     folder = out / SYNTHETIC
     if folder.exists():
         return folder
     sets: dict[str, dict[str, int]] = {}
     sides: dict[str, tuple[int, ...]] = {}
-    for federation in (preset.datasets[name] for name in names):
+    for federation in preset.datasets.values():
         for source in federation.clients.values():
             count = 12 if federation.slices is not None else source.size or 100  # of slices: volumes
             sets.setdefault(source.dataset, {})[source.key] = scale.count("cases", count)
             size = federation.size or load_preset(source.dataset).prepare.size or ()
             sides[source.dataset] = tuple(side + 8 for side in scale.size(size))
+    cases = sum(sum(clients.values()) for clients in sets.values())
+    voxels = sum(sum(clients.values()) * math.prod(sides[dataset]) for dataset, clients in sets.items())
+    if voxels > MANY_VOXELS:
+        log.warning(
+            "%s of synthetic data are made, which takes long. To see that a table runs: --scale 0.01",
+            format_count(cases, "case"),
+        )
     partial = out / f"partial-{SYNTHETIC}"
     shutil.rmtree(partial, ignore_errors=True)
     for dataset, clients in sets.items():
@@ -177,8 +186,9 @@ def find_data(
     for folder in folders:
         own = read(folder)
         clients = match_clients(federation, sorted({entry.client for entry in own.entries}))
-        if (clients and not {*clients.values()} & set(shared)) or (stand_in and len(folders) == 1):
-            return stand_in_for(federation, own, clients)
+        whole = stand_in and len(folders) == 1
+        if (clients and not {*clients.values()} & set(shared)) or whole:
+            return stand_in_for(federation, own, clients, all_clients=whole and len(clients) < 2)
     raise DataError(next(iter(troubles.values())))
 
 
@@ -203,8 +213,8 @@ def read_card(card: DatasetPreset, folder: Path, out: Path) -> FoundData:
 
 
 def read_own(place: Path) -> FoundData:
-    """The cases of a federation.yaml, or of a folder in any layout that `wardround data init` reads."""
-    if place.is_file():
+    """The cases of a federation.yaml, or of a folder or list that `wardround data init` reads."""
+    if place.suffix in (".yaml", ".yml"):
         file, base = federation_file.load(place), place.parent
     else:
         file, base = propose([place], watch=log.info).file, Path()
@@ -288,16 +298,21 @@ def squeeze(name: str) -> str:
     return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
-def stand_in_for(federation: PaperFederation, own: FoundData, clients: Mapping[str, str]) -> FoundData:
-    """Other data: clients that are the paper's take their names, and with any of them the others go."""
+def stand_in_for(
+    federation: PaperFederation, own: FoundData, clients: Mapping[str, str], *, all_clients: bool
+) -> FoundData:
+    """Other data: clients that are the paper's take their names.
+
+    all_clients: keep the others too, as where one client or none is the paper's.
+    """
     notes = list(own.notes)
-    entries = list(own.entries)
-    if clients:
-        others = sorted({entry.client for entry in entries} - set(clients))
-        notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
-        entries = [replace(e, client=clients[e.client]) for e in entries if e.client in clients]
-        read = [f"{old} as {new}" for old, new in clients.items() if old != new]
-        notes += [f"Clients: {', '.join(read)}."] if read else []
+    others = [] if all_clients else sorted({entry.client for entry in own.entries} - set(clients))
+    notes += [f"Left out, as none of the paper's clients: {', '.join(others)}."] if others else []
+    entries = [
+        replace(e, client=clients.get(e.client, e.client)) for e in own.entries if e.client not in others
+    ]
+    read = [f"{old} as {new}" for old, new in clients.items() if old != new]
+    notes += [f"Clients: {', '.join(read)}."] if read else []
     labels, regions = own.labels, own.regions
     if federation.one_class is not None:
         labels, regions = join_classes(federation, [own]), {}
@@ -319,8 +334,10 @@ def write_federation(
     """The list and the federation.yaml, with the paper's split, partition and preparation."""
     cuts = federation.slices if found.dimensions == 3 else None
     if found.dimensions != federation.dimensions and cuts is None:
-        hint = "; wardround data slices cuts volumes" if found.dimensions == 3 else ""
-        raise DataError(f"it has {federation.dimensions}D images, those given are {found.dimensions}D{hint}")
+        hint = "wardround data slices cuts volumes" if found.dimensions == 3 else "choose another table"
+        raise DataError(
+            f"its images are {federation.dimensions}D, those given are {found.dimensions}D; {hint}"
+        )
     entries = list(found.entries)
     notes = [*found.notes, *count_cases(federation, entries)]
     partition = PartitionSettings(seed=SEED)

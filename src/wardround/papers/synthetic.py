@@ -49,13 +49,13 @@ def write_dataset(card: DatasetPreset, folder: Path, clients: Mapping[str, int],
         if card.reader == "msd":
             write_task(card, folder, scans)
         else:
-            write_part(card, folder, client, list(scans))
+            write_part(card, folder, client, scans)
 
 
 # Sets that are found by the names of their files
 
 
-def write_part(card: DatasetPreset, folder: Path, client: str, scans: Sequence[PhantomScan]) -> None:
+def write_part(card: DatasetPreset, folder: Path, client: str, scans: Iterator[PhantomScan]) -> None:
     part, words = find_part(card, client)
     for number, scan in enumerate(scans):
         own = rename(words, "case", name_case(part, words, number))

@@ -119,7 +119,7 @@ def capitalise(text: str) -> str:
 
 
 def point_to_figure(group: RunGroup, prefix: str) -> Html | None:
-    """Where the picture is that a paper's figure shows, on this page and beside it."""
+    """Where the picture is that a paper's figure shows, on this page and beside it, and what was guessed."""
     preset = papers.load(group.preset) if group.preset else None
     if preset is None or not preset.figures:
         return None
@@ -128,7 +128,8 @@ def point_to_figure(group: RunGroup, prefix: str) -> Html | None:
          tag("code", f"figures/{kind}.png"), ")"]
         for kind in preset.figures
     ]  # fmt: skip
-    return tag("p", f"{preset.table} of the paper: ", [part for link in links for part in link][1:], ".")
+    where = [part for link in links for part in link][1:]
+    return tag("p", f"{preset.table} of the paper: ", where, " ".join([".", *preset.published.notes]))
 
 
 def draw_figures(group: RunGroup, sheet: Sheet) -> Html:
