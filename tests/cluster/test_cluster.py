@@ -28,7 +28,8 @@ ray --address 127.0.0.1:6399
 
 @fixture
 def grid(tmp_path: Path) -> Path:
-    values = {**settings(Path("unused"), rounds=12), "sweep": {"methods": ["fedavg", "local"], "seeds": 2}}
+    # so long that an orphaned cell notices, within a second, before its last round
+    values = {**settings(Path("unused"), rounds=60), "sweep": {"methods": ["fedavg", "local"], "seeds": 2}}
     path = tmp_path / "grid.yaml"
     path.write_text(yaml.safe_dump(values))
     return path
