@@ -255,6 +255,7 @@ def test_full_trains_the_best_of_a_short_list(do: Any, here: Path, monkeypatch: 
     assert "Method fedprox: validation dice 0.600 after 3 rounds, against fedavg 0.500" in told
     page = (run / "report.html").read_text()
     assert "against fedavg 0.500" in page and "Methods that were tried" in page
+    assert "method_choice" not in page  # it is no number that weights are computed from
     first, *others = Result.load(run).records
     assert first["method_choice"] == plan["methods"]
     assert all("method_choice" not in record for record in others)
