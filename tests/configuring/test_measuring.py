@@ -146,7 +146,7 @@ def test_a_usable_case_that_cannot_be_measured_is_named(
 def test_no_usable_case_is_refused_with_the_reason(federation: Path) -> None:
     for path in federation.parent.glob("*_label.png"):
         path.unlink()
-    with pytest.raises(DataError, match=r"no training case is usable\. .*does not exist"):
+    with pytest.raises(DataError, match=r"no training case is usable\. The first: client .*does not exist"):
         measure_federation(federation)
 
 

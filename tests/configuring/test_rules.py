@@ -69,6 +69,11 @@ def test_a_client_with_a_third_of_the_memory_gives_a_smaller_plan_for_all(make_f
         "the plan is smaller than it could be: planned for 6.4 GB, since 'north' has 8.0 GB.",
     )
 
+    scans = make_facts(shape=(96, 96, 96))
+    plan = configure(replace(scans, clients=mixed.clients), steps=1250)
+    assert value(plan, "data.patch") == value(configure(scans, steps=1250), "data.patch") == [96, 96, 96]
+    assert plan.warnings == ()  # images are smaller than the memory of any client
+
 
 def test_a_client_without_a_gpu_gives_a_network_for_processors(make_facts: Make) -> None:
     facts = make_facts()

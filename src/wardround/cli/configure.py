@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,7 +64,7 @@ def configure(
     from wardround.errors import ConfigError
     from wardround.files import write_text
 
-    wanted = parse_budget(budget or DEFAULT)
+    wanted = parse_budget(DEFAULT if budget is None else budget)
     if paths[0].suffix.lower() == ".json":
         configure_from_survey(paths[0], output, budget, set_, overwrite=overwrite, quiet=quiet)
         return
@@ -153,7 +153,16 @@ def recognise(paths: Sequence[Path]) -> Given:
             f"{first} does not exist.{suggest(str(first), list_paths())} Give a folder of scans, a "
             "federation.yaml, a configuration, its name (wardround configs), or the folder of a run."
         )
-    return "federation" if "sources" in read_yaml(found) else "configuration"
+    return "federation" if describes_data(read_yaml(found)) else "configuration"
+
+
+def describes_data(values: Mapping[str, Any]) -> bool:
+    """Whether the keys of a file are those of a federation.yaml, be it with `sources` misspelt."""
+    from wardround.config import Config
+    from wardround.data.federation_file import FederationFile
+
+    of_data, of_run = values.keys() & FederationFile.model_fields, values.keys() & Config.model_fields
+    return "sources" in values or len(of_data) > len(of_run)
 
 
 def find_federation(paths: Sequence[Path], quiet: bool) -> Path:
@@ -262,7 +271,7 @@ def prepare_planned(
     from wardround.engine.run_folder import check_folder
     from wardround.errors import CheckpointError, ConfigError
 
-    wanted = parse_budget(budget or DEFAULT)
+    wanted = parse_budget(DEFAULT if budget is None else budget)
     if recognise(paths) == "run":
         if not resume:
             raise ConfigError(

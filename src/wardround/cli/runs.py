@@ -68,13 +68,14 @@ def train(
         given = recognise(paths)
         if given in ("configuration", "run"):
             refuse_budget(budget, paths[0])
-        if given == "configuration" or (given == "run" and (paths[0] / "config.yaml").exists()):
+        is_configured = given == "configuration" or (given == "run" and (paths[0] / "config.yaml").exists())
+        if is_configured:
             checked = read_config(paths[0], set_)  # imports the methods
-        else:
-            checked, files = prepare_planned(
-                paths, budget, set_, resume=resume, overwrite=overwrite, hidden=hidden
-            )
-            resume = resume and not files
+    if not is_configured:  # with the collector on: a Ctrl-C in a long collection at the end would be lost
+        checked, files = prepare_planned(
+            paths, budget, set_, resume=resume, overwrite=overwrite, hidden=hidden
+        )
+        resume = resume and not files
     with show_live_view(checked.folder, open_), show_rounds(hidden) as screen:
         experiment = Experiment(checked, listener=screen, files=files)
         with stop_at_round_end(lambda: setattr(experiment, "stop_requested", True)):

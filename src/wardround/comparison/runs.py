@@ -31,7 +31,7 @@ Series = dict[str, list[tuple[float, float]]]  # label -> (round, value)
 
 KNOWN = frozenset(
     {"round", "clients", "loss", "weights", "warnings", "validation", "best_round", "seconds", "exchanges"}
-    | {"refused", "lost"}
+    | {"refused", "lost", "method_choice"}
 )
 
 

@@ -118,6 +118,6 @@ def measure_training_cases(
             raise DataError(f"{entry.where} could not be measured: {said}") from case
         cases.setdefault(entry.client, []).append(case)
     if not cases:
-        reasons = report.sentences()
-        raise DataError(f"{data.path}: no training case is usable. {reasons[0] if reasons else ''}".rstrip())
+        first = f" The first: {report.reasons(report.left_out[0])[0].sentence}" if report.left_out else ""
+        raise DataError(f"{data.path}: no training case is usable.{first}")
     return cases, report

@@ -15,8 +15,8 @@ from wardround.yaml_file import commented, dumped, read_yaml
 WIDTH = 96  # of a comment
 ABOUT = """\
 # A run on {federation}. Written by `wardround configure`; made to be edited.
-# Train: wardround {command} {name}    What it takes: wardround plan {name}
-"""
+# Train: wardround {command} {name}"""
+COSTS = "    What it takes: wardround plan {name}"  # where the cases are on this machine
 
 
 def as_configuration(
@@ -27,7 +27,8 @@ def as_configuration(
     command: Literal["train", "submit"] = "train",
 ) -> str:
     """The plan as a configuration file, every setting below its reason; notes: comments on top."""
-    about = ABOUT.format(federation=federation, name=path.name, command=command)
+    about = ABOUT + (COSTS if command == "train" else "") + "\n"
+    about = about.format(federation=federation, name=path.name, command=command)
     remarks = "".join(comment(note) for note in [*notes, *plan.warnings])
     reasons = {choice.key: choice.reason for choice in plan.choices}
     return about + remarks + "\n" + write_section(plan.settings(), reasons)

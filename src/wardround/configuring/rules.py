@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from wardround.configuring.facts import Facts
 from wardround.configuring.network_rules import Limits, NetworkPlan, find_limits, plan_network
 from wardround.configuring.plan import Choice, ConfigurationPlan
@@ -35,14 +37,7 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
     warnings = check_facts(facts)
     limits = find_limits(facts)
     shape = find_shape(facts)
-    network = plan_network(
-        find_spacing(facts),
-        shape,
-        outputs=len(facts.classes) + 1,
-        num_train=facts.num_train,
-        base_filters=limits.base_filters,
-        units=limits.units,
-    )
+    network = plan_within(facts, limits)
     patch = network.topology.patch
     choices = [
         *plan_preparation(facts),
@@ -56,7 +51,19 @@ def configure(facts: Facts, *, steps: int) -> ConfigurationPlan:
         *choose_method(facts, steps),
         *choose_evaluation(facts, steps, patch),
     ]
-    return ConfigurationPlan(tuple(choices), (*facts.notes, *warnings, *warn_of_hardware(facts, limits)))
+    warnings += warn_of_hardware(facts, limits, network)
+    return ConfigurationPlan(tuple(choices), (*facts.notes, *warnings))
+
+
+def plan_within(facts: Facts, limits: Limits) -> NetworkPlan:
+    return plan_network(
+        find_spacing(facts),
+        find_shape(facts),
+        outputs=len(facts.classes) + 1,
+        num_train=facts.num_train,
+        base_filters=limits.base_filters,
+        units=limits.units,
+    )
 
 
 def choose_network(network: NetworkPlan, limits: Limits) -> list[Choice]:
@@ -136,8 +143,8 @@ def check_facts(facts: Facts) -> list[str]:
     return warnings
 
 
-def warn_of_hardware(facts: Facts, limits: Limits) -> list[str]:
-    """Say whose machine decides over the network of all, where machines differ."""
+def warn_of_hardware(facts: Facts, limits: Limits, network: NetworkPlan) -> list[str]:
+    """Say whose machine decides over the network of all, where it would be another without it."""
     decides = limits.client
     others = [client for client in facts.clients if client.device == "cuda"]
     if decides.device == "cpu" and others:
@@ -145,6 +152,8 @@ def warn_of_hardware(facts: Facts, limits: Limits) -> list[str]:
             f"client '{decides.name}' has no GPU, so all {len(facts.clients)} clients train a network for "
             f"processors. Without it the network is four times as wide."
         ]
-    if "since" in limits.reason and max(c.memory for c in facts.clients) > decides.memory:
-        return [f"the plan is smaller than it could be: {limits.reason}."]
-    return []
+    largest = max(facts.clients, key=lambda client: client.memory)
+    other = plan_within(facts, find_limits(replace(facts, clients=(largest,))))
+    if (other.topology.patch, other.batch_size) == (network.topology.patch, network.batch_size):
+        return []
+    return [f"the plan is smaller than it could be: {limits.reason}."]

@@ -257,7 +257,8 @@ def plan_survey(path: Path, name: str, budget: str | None, overrides: Sequence[s
     """A run planned from a survey.json; budget: quick where none is given."""
     found = load_survey(path)
     data = {"hospitals": True, "common": describe_common(found)}
-    return plan_hospitals(found.join(), name, path, data, parse_budget(budget or "quick"), overrides or [])
+    wanted = parse_budget("quick" if budget is None else budget)
+    return plan_hospitals(found.join(), name, path, data, wanted, overrides or [])
 
 
 def list_proposals(

@@ -32,11 +32,11 @@ def check_left_out(config: Config, names: Sequence[str], resume: bool) -> None:
 
 
 def admit_clients(
-    config: Config, registered: Sequence[Registration], classes: Sequence[str] = ()
+    config: Config, registered: Sequence[Registration], classes: Sequence[str] = (), *, fewest: int = 1
 ) -> tuple[list[Registration], dict[str, int], list[str]]:
     """Those that take part; counts of those that claim too many cases, lowered; and a sentence about each.
 
-    classes: their names, without background.
+    classes: their names, without background; fewest: clients that must be able to train.
     """
     agreed, admitted, warnings = config.limits.cases, [], []
     for entry in registered:
@@ -49,6 +49,7 @@ def admit_clients(
             )
             continue
         admitted.append(entry)
+    check_trainable(config, admitted, fewest)
     check_labelled(admitted, config.min_clients)
     if not config.without:  # a model that has learned a class may go on without who taught it
         check_taught(config, admitted, classes)
@@ -67,6 +68,27 @@ def admit_clients(
     return admitted, lowered, warnings
 
 
+def list_training(config: Config, registered: Sequence[Registration]) -> list[Registration]:
+    """Those with training cases that ever take part."""
+    share = config.participation
+    return [e for e in registered if e.num_train and (isinstance(share, float) or e.client in share)]
+
+
+def check_trainable(config: Config, registered: Sequence[Registration], fewest: int) -> None:
+    """Refuse a run whose first round would have nobody, or too few, to ask."""
+    training = list_training(config, registered)
+    if len(training) >= fewest:
+        return
+    why = f"Look at splits, and at what was left out ({config.folder / 'left_out.json'})."
+    if not training:
+        raise ConfigError(f"no client that takes part has a training case that can be used. {why}")
+    named = ", ".join(f"'{entry.client}'" for entry in training)
+    raise ConfigError(
+        f"min_clients is {fewest}, but only {named} can train: no other client that takes part has a "
+        f"training case that can be used. {why}"
+    )
+
+
 def check_labelled(registered: Sequence[Registration], min_clients: int) -> None:
     """Refuse a run that nobody could teach: clients without any label follow those that have some."""
     training = [entry for entry in registered if entry.num_train]
@@ -80,8 +102,7 @@ def check_labelled(registered: Sequence[Registration], min_clients: int) -> None
 
 def check_taught(config: Config, registered: Sequence[Registration], classes: Sequence[str]) -> None:
     """Refuse a class that nobody who trains annotates: what the model said of it would be chance."""
-    share = config.participation
-    training = [e for e in registered if e.num_train and (isinstance(share, float) or e.client in share)]
+    training = list_training(config, registered)
     if not all(entry.annotates for entry in training):
         return
     for number, told in enumerate(zip(*(entry.annotates for entry in training), strict=False), start=1):

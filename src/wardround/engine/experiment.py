@@ -128,7 +128,6 @@ class Experiment:
             )
             try:
                 clients = self._register_clients(egress)
-                self.folder.write_left_out(self.federation)
                 return self._run_rounds(clients, egress, resume, from_round)
             finally:
                 gc.unfreeze()
@@ -161,7 +160,10 @@ class Experiment:
 
     def _register_clients(self, egress: Egress) -> Clients:
         classes = list(self.federation.labels)
-        registered, counts, warnings = admit_clients(self.config, self._transport.register(), classes)
+        fewest = 1 if self.method.pooled else self.config.min_clients  # pooled: one trains for all
+        told = self._transport.register()
+        self.folder.write_left_out(self.federation)
+        registered, counts, warnings = admit_clients(self.config, told, classes, fewest=fewest)
         self._warnings += warnings
         untested = [e.client for e in registered if e.lacks_test and e.client not in NOT_HOSPITALS]
         if untested and self.config.data.test:
@@ -175,7 +177,7 @@ class Experiment:
             self._transport,
             registered,
             rounds=self.config.rounds,
-            min_clients=1 if self.method.pooled else self.config.min_clients,  # pooled: one trains for all
+            min_clients=fewest,
             taking_part=None if isinstance(self.config.participation, float) else self.config.participation,
             tasks=dict.fromkeys(self.method.tasks, self.method.up),
             most_steps=partial(self.method.most_steps, self.config),

@@ -131,12 +131,15 @@ def judge_annotation(test: Evaluation) -> Iterator[Html]:
     clients = test.regions_of
     where = {region: [c for c, own in clients.items() if region in own] for region in test.regions}
     partly = [(region, own) for region, own in where.items() if len(own) < len(clients)]
-    for region, own in partly[:MOST_MISSING]:
-        yield join(
-            "Class ", name(region), " is tested where it is outlined, at ", name(", ".join(own)),
-            ". A network that tells hospitals apart by their images may find it there alone: outline it in "
-            "a few test cases of the others before the model is used there.",
-        )  # fmt: skip
+    if not partly:
+        return
+    named = [join(name(region), " at ", name(", ".join(own))) for region, own in partly[:MOST_MISSING]]
+    more = f" and {len(partly) - MOST_MISSING} more" if len(partly) > MOST_MISSING else ""
+    yield join(
+        "Tested only where they are outlined: ", *[join(one, "; ") for one in named[:-1]], named[-1], more,
+        ". A network that tells hospitals apart by their images may find such a class there alone: outline "
+        "it in a few test cases of the others before the model is used there.",
+    )  # fmt: skip
 
 
 # Clients

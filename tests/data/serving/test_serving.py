@@ -214,10 +214,25 @@ def test_a_client_without_a_usable_case_is_named_and_the_others_go_on(
     result = run(tmp_path / "run", rounds=1, data={"federation": str(path)})
     assert set(result.summary["test"]["dice"]["clients"]) == {"east"}
     assert result.records[0]["clients"] == ["east"]
+    with raises(ConfigError, match="min_clients is 2, but only 'east' can train"):
+        run(tmp_path / "two", rounds=1, data={"federation": str(path)}, min_clients=2)
     for file in (tmp_path / "scans/east/images").iterdir():
         file.write_bytes(b"")
     with raises(DataError, match="none of 16 images can be read"):
         opened(path)
+
+
+def test_a_run_is_refused_before_round_1_where_nobody_has_a_usable_case(
+    tmp_path: Path, pictures: Path
+) -> None:
+    path = written(tmp_path, pictures)
+    for file in (tmp_path / "scans").glob("*/labels/*"):
+        file.write_bytes(b"")
+
+    with raises(ConfigError, match="no client that takes part has a training case that can be used"):
+        run(tmp_path / "run", rounds=1, data={"federation": str(path), "patch": [16, 16]})
+    assert (tmp_path / "run" / "left_out.json").exists()
+    assert not (tmp_path / "run" / "records.jsonl").exists()
 
 
 def test_a_client_with_other_channels_than_the_federation_is_left_out(

@@ -23,6 +23,8 @@ from wardround.cli import survey as cli_survey
 from wardround.clients import Registration
 from wardround.config import Config, LimitSettings
 from wardround.config_file import load_config
+from wardround.configuring.run_plan import RunPlan
+from wardround.data.fingerprint.hardware import Hardware
 from wardround.data.fingerprint.positions import PairPosition
 from wardround.deploy import limits, organising
 from wardround.deploy.agreement import DataFacts
@@ -32,7 +34,7 @@ from wardround.deploy.kits.kit import Kit
 from wardround.deploy.remote import bound_reply, check_scores
 from wardround.deploy.resources import Resources
 from wardround.deploy.site_file import SiteFile
-from wardround.deploy.survey.answering import open_own_data
+from wardround.deploy.survey.answering import answer_survey, open_own_data
 from wardround.deploy.survey.conducting import conduct_survey
 from wardround.deploy.survey.page import draw_survey
 from wardround.deploy.survey.proposals import HospitalProposal, ProposalFolder, read_proposal
@@ -42,7 +44,7 @@ from wardround.deploy.survey.survey_file import Survey, load_survey
 from wardround.deploy.wire import Parcel
 from wardround.engine.judging.aggregates import aggregate_rows
 from wardround.errors import ConfigError
-from wardround.messages import Reply
+from wardround.messages import Message, Reply
 from wardround.params import Params
 
 MINIMUM = 3
@@ -501,6 +503,39 @@ def test_a_survey_is_shown_in_80_columns(surveyed: Surveyed, monkeypatch: Monkey
     assert "south: waits for a person there: wardround confirm KIT" in text
 
 
+def test_a_plan_fits_the_hospital_with_a_third_of_the_memory(surveyed: Surveyed, tmp_path: Path) -> None:
+    fine = ["data.prepare.spacing=[0.1, 0.1, 0.3]"]  # so that memory limits the patch of small scans
+
+    def plan(**memory: int) -> RunPlan:
+        told = {
+            name: one._replace(
+                fingerprint=one.fingerprint.model_copy(
+                    update={"hardware": Hardware(device="cuda", memory=memory.get(name, 12 * 10**9), cores=8)}
+                )
+            )
+            for name, one in surveyed.survey.hospitals.items()
+        }
+        Survey(told).save(tmp_path)
+        return organising.plan_survey(tmp_path / "survey.json", "run", "20", fine)
+
+    def size(run: RunPlan) -> int:
+        return run.config().batch_size * math.prod(run.config().data.patch or ())
+
+    alike, mixed = plan(), plan(north=4 * 10**9)
+    small = plan(east=4 * 10**9, north=4 * 10**9, south=4 * 10**9)
+    assert size(mixed) == size(small) <= 0.45 * size(alike)
+    assert any("since 'north' has 4.0 GB" in warning for warning in mixed.plan.warnings)
+
+
+def test_a_hospital_tells_no_more_memory_than_its_rules_give_a_run(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    site = write_rules(files)["north"].model_copy(update={"resources": Resources(memory=10**9)})
+    told, _ = answer_survey("fingerprint", Message(), site, "north", tmp_path)
+
+    assert told.scalars["fingerprint"]["hardware"]["memory"] == 10**9
+
+
 def test_configure_writes_a_run_from_a_survey(surveyed: Surveyed, tmp_path: Path) -> None:
     made = tmp_path / "run.yaml"
     source = surveyed.folder / "survey" / "survey.json"
@@ -509,6 +544,7 @@ def test_configure_writes_a_run_from_a_survey(surveyed: Surveyed, tmp_path: Path
 
     assert done.exit_code == 0, done.output
     assert "wardround submit run.yaml" in made.read_text()
+    assert "wardround plan" not in made.read_text()  # it needs cases on this machine
     assert load_config(made).data.common.classes == ("lesion", "gland")  # type: ignore[union-attr]
     with raises(ConfigError, match="how fast the machines of hospitals are is not known"):
         organising.plan_survey(source, "run", "30m", [])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wardround.configuring.measuring import measure_training_cases
-from wardround.data.fingerprint.hardware import describe_hardware
+from wardround.data.fingerprint.hardware import Hardware, describe_hardware
 from wardround.data.fingerprint.measure import summarise
 from wardround.data.listing import Watch
 from wardround.data.serving.loading import RealData, federation_of
@@ -36,10 +36,16 @@ def answer_survey(
     measured, _ = measure_training_cases(data, jobs=site.threads, on_progress=on_progress, strict=False)
     cases = measured[inside]
     found = summarise(cases, site.min_count, behind=site.min_count)
-    told = found.model_copy(update={"client": name, "hardware": describe_hardware(site.device)})
+    told = found.model_copy(update={"client": name, "hardware": describe_allowed(site)})
     scalars = {"fingerprint": told.as_dict(), "facts": describe_files(site, inside)}
     fewest = min(told.count_bins(), default=0)  # for the ledger: cases behind any number that leaves
     return Message(scalars={**scalars, "fewest": fewest}), len(cases)
+
+
+def describe_allowed(site: SiteFile) -> Hardware:
+    """What this hospital computes with; of its memory, as much as its rules give a run."""
+    machine, most = describe_hardware(site.device), site.resources.memory
+    return machine if most is None else machine.model_copy(update={"memory": min(machine.memory, most)})
 
 
 def open_own_data(site: SiteFile, name: str) -> RealData:
