@@ -1,6 +1,7 @@
 """wardround plan: what a run will take, estimated before it is started."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import wardround as wr
 from wardround.data.serving.augment import Augmentation
+from wardround.engine import egress
 from wardround.engine.networks import build_model
 from wardround.models.base import Output, Segmenter
 from wardround.planning import costs
@@ -234,6 +236,25 @@ def test_a_step_that_takes_too_long_ends_the_dry_run(tmp_path: Path, monkeypatch
 
     assert made.time is not None and made.time.step > 0 and not made.traffic.measured
     assert made.notes == ["One step alone took longer than the time allowed."]
+
+
+def test_replies_on_disk_stay_until_they_are_hashed(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:
+    """On a busy machine a hash may be formed when the second round has begun."""
+    hash_reply = egress.hash_reply
+    found: list[list[str]] = []
+
+    def hash_late(*given: Any) -> str:
+        time.sleep(0.2 if len(found) > 1 else 0.0)
+        found[-1].append(hash_reply(*given))
+        return ""
+
+    monkeypatch.setattr(egress, "hash_reply", hash_late)
+    for room in (2**20, 0):
+        monkeypatch.setattr("wardround.engine.transports.local.ROOM_ON_HOST", room)
+        found.append([])
+        make_plan(config(tmp_path, compute={"threads": 1}))
+
+    assert sorted(found[0]) == sorted(found[1])
 
 
 # The command

@@ -191,6 +191,7 @@ class DryRunner:
 
     def _run_round(self, state: ServerState, number: int) -> tuple[ServerState, float, dict[str, float]]:
         """One round: the state after it, its seconds, and the clients' seconds by task."""
+        self.egress.begin(number)  # replies on the disk are hashed before the round removes them
         self.clients.begin_round(number, self.clients.trainable)
         started = time.perf_counter()
         state = self.method.run_round(state, self.clients)
