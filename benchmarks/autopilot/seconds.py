@@ -92,12 +92,13 @@ def main() -> None:
     results: Path = options.results.resolve()
     options.results = None
     runner = Runner(options)
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = json.loads(results.read_text()) if results.exists() else []
     for name in options.sets.split(","):
         runner.set_up(name)
         for part in options.parts:
             took = time_peer(runner, name, STEPS[name]) if part == "nnunet" else time_ours(runner, name)
-            if took is not None:
+            if took is not None:  # in place of what was measured before
+                found = [entry for entry in found if (entry["set"], entry["part"]) != (name, part)]
                 found.append({"set": name, "part": part, **took, **place})
                 print(f"{name} {part}: {took['seconds']:.0f} s", flush=True)
             write_json(results, found)
